@@ -1,1 +1,9 @@
+//! Processors: what turns switches into usage, and usage into energy per workload.
+#![forbid(unsafe_code)]
 
+pub mod delta;
+
+use wattpipe_pipeline::registry::ProcessorEntry;
+
+/// Every processor of this crate.
+pub const PROCESSORS: &[ProcessorEntry] = &[ProcessorEntry::of::<delta::Delta>()];
