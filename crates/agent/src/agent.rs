@@ -80,5 +80,6 @@ impl AgentBuilder {
 
 /// Everything that wattpipe itself has.
 fn defaults(registry: &mut Registry) {
-    let _ = registry;
+    registry.sources.extend_from_slice(wattpipe_source::SOURCES);
+    registry.processors.extend_from_slice(wattpipe_processors::PROCESSORS);
 }
