@@ -1,1 +1,28 @@
+//! The core of wattpipe: typed batches, the traits every component implements, the registry of
+//! what is compiled in, and the runner that moves batches from sources through processors to
+//! exporters.
+//!
+//! Read in flow order: [`batch`] (what flows), [`source`], [`processor`], [`exporter`] (who
+//! touches it), [`registry`] (what there is), [`chain`] (what fits together), [`runner`] (what
+//! moves it).
+#![forbid(unsafe_code)]
 
+pub mod batch;
+pub mod chain;
+pub mod exporter;
+pub mod identity;
+pub mod processor;
+pub mod registry;
+pub mod runner;
+pub mod shutdown;
+pub mod source;
+pub mod telemetry;
+pub mod testing;
+pub mod units;
+
+pub use async_trait::async_trait;
+pub use batch::{Batch, BatchKind};
+pub use exporter::{ExportError, Exporter, ExporterComponent};
+pub use processor::{Processor, ProcessorComponent, ProcessorError};
+pub use registry::{BuildContext, Config, ConfigProblem, Registry, Stability};
+pub use source::{Source, SourceComponent, SourceContext, SourceError};

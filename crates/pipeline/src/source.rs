@@ -1,0 +1,114 @@
+//! Sources: where batches come from.
+
+use async_trait::async_trait;
+use tokio::sync::mpsc;
+
+use crate::{
+    batch::{Batch, BatchKind},
+    registry::{BuildContext, BuildError, Config, Stability},
+    runner::Message,
+    shutdown::Shutdown,
+    telemetry::Telemetry,
+};
+
+/// Why a source ended before it was told to.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// It cannot work on this host or with these rights; starting it again would not help.
+    #[error("{what}\n  {remedy}")]
+    Unavailable {
+        /// What is missing.
+        what: String,
+        /// What the user can do.
+        remedy: String,
+    },
+    /// Its input is wrong (a recording's line).
+    #[error("{0}")]
+    BadInput(String),
+    /// It failed while running; starting it again may help.
+    #[error("{what}")]
+    Failed {
+        /// What failed.
+        what: String,
+        /// The cause.
+        #[source]
+        source: Option<Box<dyn std::error::Error + Send + Sync>>,
+    },
+}
+
+impl SourceError {
+    /// A failure with its cause.
+    pub fn failed(
+        what: impl Into<String>,
+        cause: impl Into<Box<dyn std::error::Error + Send + Sync>>,
+    ) -> Self {
+        Self::Failed { what: what.into(), source: Some(cause.into()) }
+    }
+}
+
+/// The receiving side of the chain is gone: stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the chain has stopped")]
+pub struct Closed;
+
+/// Hands batches to the chain. Bounded: where the chain is slower than the source, `send` waits,
+/// and a live source loses records in its ring, where they are counted.
+#[derive(Clone, Debug)]
+pub struct BatchSender {
+    pub(crate) source: usize,
+    pub(crate) tx: mpsc::Sender<Message>,
+}
+
+impl BatchSender {
+    /// From async code.
+    pub async fn send(&self, batch: Batch) -> Result<(), Closed> {
+        self.tx.send(Message::Batch { source: self.source, batch }).await.map_err(|_| Closed)
+    }
+
+    /// From a plain thread.
+    pub fn blocking_send(&self, batch: Batch) -> Result<(), Closed> {
+        self.tx.blocking_send(Message::Batch { source: self.source, batch }).map_err(|_| Closed)
+    }
+}
+
+/// What a running source is given.
+#[derive(Debug)]
+pub struct SourceContext {
+    /// Its id in the configuration.
+    pub id: String,
+    /// Where its batches go.
+    pub out: BatchSender,
+    /// When to stop.
+    pub shutdown: Shutdown,
+    /// Where it counts.
+    pub telemetry: Telemetry,
+}
+
+/// A source of batches.
+///
+/// Lifecycle: built from validated configuration without touching the host; `run` is called once,
+/// acquires what it needs, sends batches until its input ends or `shutdown` triggers, then closes
+/// its last window, sends it, releases everything and returns. It must return within a second of
+/// the trigger, and leave nothing behind when it is dropped instead.
+#[async_trait]
+pub trait Source: Send {
+    /// Runs to the end of the input or to shutdown.
+    async fn run(self: Box<Self>, context: SourceContext) -> Result<(), SourceError>;
+}
+
+/// A source as the registry knows it.
+pub trait SourceComponent: Source + Sized + 'static {
+    /// Its type in the configuration.
+    const NAME: &'static str;
+    /// One line on what it does.
+    const DOC: &'static str;
+    /// How settled it is.
+    const STABILITY: Stability = Stability::Beta;
+    /// The kind of batch it emits.
+    const EMITS: BatchKind;
+    /// Its configuration.
+    type Config: Config;
+
+    /// Makes it from validated configuration. No I/O here.
+    fn build(config: Self::Config, context: &BuildContext) -> Result<Self, BuildError>;
+}

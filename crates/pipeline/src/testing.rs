@@ -1,0 +1,144 @@
+//! Helpers for tests of components: a builder of switch batches that reads like a recording, and
+//! a way to run a chain of processors on them. Public, so that crates that add components can
+//! test them the same way.
+
+use std::sync::Arc;
+
+use crate::{
+    batch::{
+        Batch, CpuBlock, CpuInfo, Edge, MeterReading, ProcessEvent, ProcessEventKind, Switch,
+        SwitchBatch, Topology, UsageBatch, Zone,
+    },
+    identity::Process,
+    processor::{Processor, ProcessorError},
+    units::{Cpu, Nanos, Package, Tgid},
+};
+
+/// Builds a [`SwitchBatch`] record by record.
+#[derive(Clone, Debug, Default)]
+pub struct SwitchesBuilder(SwitchBatch);
+
+impl SwitchesBuilder {
+    /// An empty batch.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// `cpus` CPUs of one package, one thread a core.
+    pub fn topology(self, cpus: u32) -> Self {
+        let cpus =
+            (0..cpus).map(|c| CpuInfo { cpu: Cpu(c), package: Package(0), core: c }).collect();
+        self.topology_of(Topology { cpus, boot_unix_ns: 1_790_000_000_000_000_000 })
+    }
+
+    /// This topology.
+    pub fn topology_of(mut self, topology: Topology) -> Self {
+        self.0.topology = Some(Arc::new(topology));
+        self
+    }
+
+    /// A life-cycle event of a process with this name and start time.
+    pub fn process(
+        mut self,
+        ts: u64,
+        kind: ProcessEventKind,
+        pid: u32,
+        comm: &str,
+        start: u64,
+    ) -> Self {
+        let mut process = Process::unknown(Tgid(pid));
+        process.comm = Some(comm.into());
+        process.start_time = Some(Nanos(start));
+        self.0.processes.push(ProcessEvent { ts: Nanos(ts), kind, process });
+        self
+    }
+
+    /// The exit of `pid`.
+    pub fn exit(mut self, ts: u64, pid: u32) -> Self {
+        let process = Process::unknown(Tgid(pid));
+        self.0.processes.push(ProcessEvent {
+            ts: Nanos(ts),
+            kind: ProcessEventKind::Exit,
+            process,
+        });
+        self
+    }
+
+    /// A switch on `cpu`.
+    pub fn switch(mut self, ts: u64, cpu: u32, prev: u32, next: u32) -> Self {
+        let entry = Switch { ts: Nanos(ts), cycles: 0, prev: Tgid(prev), next: Tgid(next) };
+        self.0.push_block(CpuBlock { cpu: Cpu(cpu), ..CpuBlock::default() }, &[entry]);
+        self
+    }
+
+    /// A switch with a reading of the cycle counter.
+    pub fn switch_cycles(mut self, ts: u64, cpu: u32, prev: u32, next: u32, cycles: u64) -> Self {
+        let entry = Switch { ts: Nanos(ts), cycles, prev: Tgid(prev), next: Tgid(next) };
+        let block = CpuBlock { cpu: Cpu(cpu), has_cycles: true, ..CpuBlock::default() };
+        self.0.push_block(block, &[entry]);
+        self
+    }
+
+    /// A tick: `tgid` runs on `cpu`.
+    pub fn tick(mut self, ts: u64, cpu: u32, tgid: u32) -> Self {
+        let entry = Switch { ts: Nanos(ts), cycles: 0, prev: Tgid(tgid), next: Tgid(tgid) };
+        let block = CpuBlock { cpu: Cpu(cpu), tick_last: true, ..CpuBlock::default() };
+        self.0.push_block(block, &[entry]);
+        self
+    }
+
+    /// `count` switches of `cpu` were lost from `ts` on.
+    pub fn lost(mut self, ts: u64, cpu: u32, count: u64) -> Self {
+        let block =
+            CpuBlock { cpu: Cpu(cpu), lost: count, lost_ts: Nanos(ts), ..CpuBlock::default() };
+        self.0.push_block(block, &[]);
+        self
+    }
+
+    /// A meter reading.
+    pub fn reading(mut self, ts: u64, zone: &Arc<Zone>, energy_uj: u64) -> Self {
+        self.0.readings.push(MeterReading { ts: Nanos(ts), zone: zone.clone(), energy_uj });
+        self
+    }
+
+    /// The batch, without an edge.
+    pub fn build(self) -> Batch {
+        Batch::Switches(Arc::new(self.0))
+    }
+
+    /// The batch, completing the window that ends at `ts`.
+    pub fn edge(mut self, ts: u64) -> Batch {
+        self.0.edge = Some(Edge { ts: Nanos(ts) });
+        self.build()
+    }
+}
+
+/// Runs batches through processors in order and returns the usage that comes out, flushes included.
+pub fn run_chain(
+    processors: &mut [Box<dyn Processor>],
+    batches: impl IntoIterator<Item = Batch>,
+) -> Result<Vec<Arc<UsageBatch>>, ProcessorError> {
+    let mut out = Vec::new();
+    let pass = |processors: &mut [Box<dyn Processor>], batch: Batch| {
+        processors.iter_mut().try_fold(Some(batch), |batch, p| match batch {
+            Some(batch) => p.process(batch),
+            None => Ok(None),
+        })
+    };
+    for p in processors.iter_mut() {
+        p.start()?;
+    }
+    for batch in batches {
+        if let Some(Batch::Usage(usage)) = pass(processors, batch)? {
+            out.push(usage);
+        }
+    }
+    for at in 0..processors.len() {
+        if let Some(batch) = processors[at].flush()?
+            && let Some(Batch::Usage(usage)) = pass(&mut processors[at + 1..], batch)?
+        {
+            out.push(usage);
+        }
+    }
+    Ok(out)
+}
