@@ -2,7 +2,9 @@
 //! It appends who runs now, which also proves that nothing of that CPU's past is still to come, and
 //! sends what there is.
 
-use aya_ebpf::{helpers::bpf_ktime_get_ns, macros::raw_tracepoint, programs::RawTracePointContext};
+use core::ffi::c_void;
+
+use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::RawTracePointContext};
 use wattpipe_ebpf_probe_common::{Entry, FLAG_CYCLES, FLAG_TICK};
 
 use crate::batch;
@@ -30,12 +32,16 @@ fn flush_now<const CYCLES: bool>(ctx: &RawTracePointContext) -> i32 {
     }
 }
 
-#[raw_tracepoint]
-pub fn flush(ctx: RawTracePointContext) -> i32 {
-    flush_now::<false>(&ctx)
+/// The return value is the answer to userland, which the attribute macro would throw away.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp")]
+pub extern "C" fn flush(ctx: *mut c_void) -> i32 {
+    flush_now::<false>(&RawTracePointContext::new(ctx))
 }
 
-#[raw_tracepoint]
-pub fn flush_cycles(ctx: RawTracePointContext) -> i32 {
-    flush_now::<true>(&ctx)
+/// `flush` where cycles are counted.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp")]
+pub extern "C" fn flush_cycles(ctx: *mut c_void) -> i32 {
+    flush_now::<true>(&RawTracePointContext::new(ctx))
 }

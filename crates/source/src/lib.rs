@@ -1,1 +1,3 @@
+//! Sources: the only part of wattpipe that touches the kernel.
 
+pub mod ebpf;

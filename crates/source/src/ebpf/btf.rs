@@ -57,7 +57,7 @@ struct Type {
 }
 
 /// Parsed type information.
-pub struct Btf {
+pub(crate) struct Btf {
     bytes: Vec<u8>,
     /// Where each type begins; index 0 is `void`.
     types: Vec<u32>,
@@ -66,7 +66,7 @@ pub struct Btf {
 
 impl Btf {
     /// Takes over the content of `/sys/kernel/btf/vmlinux`.
-    pub fn parse(bytes: Vec<u8>) -> Result<Self, BtfError> {
+    pub(crate) fn parse(bytes: Vec<u8>) -> Result<Self, BtfError> {
         let word = |at| read_u32(&bytes, at).ok_or(BtfError::Malformed("header cut short"));
         if bytes.get(..2) != Some(&MAGIC.to_ne_bytes()) {
             return Err(BtfError::Malformed("bad magic number"));
@@ -99,7 +99,7 @@ impl Btf {
 
     /// Byte offset of a member, given as `structure.member` or `structure.member.inner`; members of
     /// anonymous structures and unions count as their parent's.
-    pub fn offset(&self, path: &str) -> Result<u32, BtfError> {
+    pub(crate) fn offset(&self, path: &str) -> Result<u32, BtfError> {
         let missing = || BtfError::Missing(format!("`{path}`"));
         let mut names = path.split('.');
         let structure = names.next().ok_or_else(missing)?;
@@ -112,7 +112,7 @@ impl Btf {
     }
 
     /// Value of an enumerator.
-    pub fn enumerator(&self, enumeration: &str, name: &str) -> Option<u32> {
+    pub(crate) fn enumerator(&self, enumeration: &str, name: &str) -> Option<u32> {
         self.named(enumeration, &[kind::ENUM]).find_map(|id| {
             let parsed = self.by_id(id)?;
             (0..parsed.vlen).map(|i| parsed.rest + i * 8).find_map(|at| {
@@ -124,12 +124,12 @@ impl Btf {
     }
 
     /// Whether there is a function of this name.
-    pub fn has_function(&self, name: &str) -> bool {
+    pub(crate) fn has_function(&self, name: &str) -> bool {
         self.named(name, &[kind::FUNC]).next().is_some()
     }
 
     /// Whether there is a type definition of this name.
-    pub fn has_typedef(&self, name: &str) -> bool {
+    pub(crate) fn has_typedef(&self, name: &str) -> bool {
         self.named(name, &[kind::TYPEDEF]).next().is_some()
     }
 

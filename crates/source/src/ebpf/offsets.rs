@@ -6,7 +6,7 @@ use super::btf::{Btf, BtfError};
 
 /// Which cgroup hierarchy tells what a process belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hierarchy {
+pub(crate) enum Hierarchy {
     /// The unified one.
     V2,
     /// The v1 hierarchy of `cpuacct`.
@@ -18,7 +18,7 @@ pub enum Hierarchy {
 }
 
 /// Looks everything up. Names that differ between kernel versions are tried in turn.
-pub fn resolve(btf: &Btf, hierarchy: Hierarchy) -> Result<Offsets, BtfError> {
+pub(crate) fn resolve(btf: &Btf, hierarchy: Hierarchy) -> Result<Offsets, BtfError> {
     let at = |path: &str| btf.offset(path);
     let controller = |name: &str| {
         btf.enumerator("cgroup_subsys_id", name).ok_or_else(|| BtfError::Missing(name.to_owned()))

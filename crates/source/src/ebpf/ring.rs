@@ -64,7 +64,23 @@ impl Ring {
     }
 
     /// Hands every record up to `limit` to `each`; its memory is free for writers afterwards.
-    pub(crate) fn drain_to(&mut self, limit: usize, mut each: impl FnMut(&[u8])) -> Drained {
+    pub(crate) fn drain_to(&mut self, limit: usize, each: impl FnMut(&[u8])) -> Drained {
+        self.drain_some(limit, usize::MAX, each).0
+    }
+
+    /// The same, but stops once `bytes` were read; whether it stopped short of `limit`.
+    pub(crate) fn drain_some(
+        &mut self,
+        limit: usize,
+        bytes: usize,
+        mut each: impl FnMut(&[u8]),
+    ) -> (Drained, bool) {
+        let waiting = limit.wrapping_sub(self.position);
+        let (limit, short) = if waiting.cast_signed() > 0 && waiting > bytes {
+            (self.position.wrapping_add(bytes), true)
+        } else {
+            (limit, false)
+        };
         let mut end = Drained::Complete;
         while limit.wrapping_sub(self.position).cast_signed() > 0 {
             let Some((length, discarded)) = self.next_length() else {
@@ -88,7 +104,7 @@ impl Ring {
                 position.store(self.position, Ordering::Release);
             }
         }
-        end
+        (end, short && end == Drained::Complete)
     }
 
     /// Length of the next record and whether it was discarded, once it is finished.

@@ -6,7 +6,6 @@ use std::{
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
     ptr::NonNull,
     sync::atomic::{AtomicU32, AtomicU64, AtomicUsize},
-    time::Duration,
 };
 
 /// Nanoseconds of a clock; 0 for one the kernel does not have.
@@ -225,28 +224,83 @@ impl AsFd for Bell {
     }
 }
 
-/// Sleeps until one of `fds` is readable, or for `timeout`.
-pub(crate) fn wait(fds: [BorrowedFd<'_>; 3], timeout: Duration) -> io::Result<()> {
-    let mut polled = fds.map(|fd| libc::pollfd {
-        fd: fd.as_raw_fd(),
-        events: libc::POLLIN,
-        revents: 0,
-    });
-    let timeout = libc::timespec {
-        tv_sec: libc::time_t::try_from(timeout.as_secs()).unwrap_or(libc::time_t::MAX),
-        tv_nsec: libc::c_long::from(timeout.subsec_nanos().cast_signed()),
-    };
-    // SAFETY: the array and the timespec are valid for the call; no signal mask is given.
-    let result = unsafe {
-        libc::ppoll(polled.as_mut_ptr(), 3, &raw const timeout, std::ptr::null())
-    };
-    match result {
-        -1 => match io::Error::last_os_error() {
-            error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
-            error => Err(error),
-        },
-        _ => Ok(()),
+/// Sleeps until a moment, or until one of its descriptors is *woken*: a ring that merely holds data
+/// does not end the sleep, which is why this is an edge-triggered epoll and no poll.
+pub(crate) struct Sleeper {
+    epoll: OwnedFd,
+    timer: OwnedFd,
+}
+
+impl Sleeper {
+    /// Watches `fds`.
+    pub(crate) fn new(fds: &[BorrowedFd<'_>]) -> io::Result<Self> {
+        // SAFETY: no memory is involved in either call.
+        let (epoll, timer) = unsafe {
+            (
+                owned_fd(libc::epoll_create1(libc::EPOLL_CLOEXEC).into())?,
+                owned_fd(
+                    libc::timerfd_create(
+                        libc::CLOCK_MONOTONIC,
+                        libc::TFD_CLOEXEC | libc::TFD_NONBLOCK,
+                    )
+                    .into(),
+                )?,
+            )
+        };
+        let sleeper = Self { epoll, timer };
+        for fd in fds.iter().copied().chain([sleeper.timer.as_fd()]) {
+            let events = (libc::EPOLLIN | libc::EPOLLET).cast_unsigned();
+            let mut event = libc::epoll_event { events, u64: 0 };
+            let (epoll, fd) = (sleeper.epoll.as_raw_fd(), fd.as_raw_fd());
+            // SAFETY: `event` is valid for the call.
+            if unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, fd, &raw mut event) } != 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        Ok(sleeper)
     }
+
+    /// Sets the moment, in nanoseconds of `CLOCK_MONOTONIC`.
+    pub(crate) fn until(&self, moment: u64) -> io::Result<()> {
+        let zero = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let value = libc::timespec {
+            tv_sec: (moment / 1_000_000_000).cast_signed(),
+            tv_nsec: (moment % 1_000_000_000).max(1).cast_signed(),
+        };
+        let setting = libc::itimerspec { it_interval: zero, it_value: value };
+        let timer = self.timer.as_raw_fd();
+        // SAFETY: `setting` is valid for the call.
+        let result = unsafe {
+            libc::timerfd_settime(
+                timer,
+                libc::TFD_TIMER_ABSTIME,
+                &raw const setting,
+                std::ptr::null_mut(),
+            )
+        };
+        if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// Sleeps. A signal may end it early.
+    pub(crate) fn sleep(&self) -> io::Result<()> {
+        let mut events = [libc::epoll_event { events: 0, u64: 0 }; 4];
+        // SAFETY: four valid events.
+        let result =
+            unsafe { libc::epoll_wait(self.epoll.as_raw_fd(), events.as_mut_ptr(), 4, -1) };
+        match result {
+            -1 => match io::Error::last_os_error() {
+                error if error.kind() == io::ErrorKind::Interrupted => Ok(()),
+                error => Err(error),
+            },
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The CPU this thread is on.
+pub(crate) fn current_cpu() -> Option<u32> {
+    // SAFETY: no memory is involved.
+    u32::try_from(unsafe { libc::sched_getcpu() }).ok()
 }
 
 /// Gives freed memory back to the system, where the C library can.
@@ -277,12 +331,15 @@ mod tests {
     }
 
     #[test]
-    fn a_bell_ends_the_wait() {
-        let (bell, silent) = (Bell::new().unwrap(), Bell::new().unwrap());
+    fn a_bell_and_the_moment_end_the_sleep() {
+        let bell = Bell::new().unwrap();
+        let sleeper = Sleeper::new(&[bell.as_fd()]).unwrap();
         bell.ring();
-        let start = monotonic();
-        let fds = [silent.as_fd(), bell.as_fd(), silent.as_fd()];
-        wait(fds, Duration::from_secs(60)).unwrap();
-        assert!(monotonic() - start < 50_000_000_000);
+        sleeper.until(monotonic() + 60_000_000_000).unwrap();
+        sleeper.sleep().unwrap();
+        let moment = monotonic() + 1_000_000;
+        sleeper.until(moment).unwrap();
+        sleeper.sleep().unwrap();
+        assert!(monotonic() >= moment);
     }
 }
