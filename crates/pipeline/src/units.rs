@@ -123,6 +123,9 @@ impl FromStr for ConfigDuration {
 fn parse_go_duration(text: &str) -> Option<Duration> {
     let mut rest = text;
     let mut total = 0f64;
+    if text.is_empty() {
+        return None;
+    }
     while !rest.is_empty() {
         let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.')?;
         let value: f64 = rest[..digits].parse().ok()?;
