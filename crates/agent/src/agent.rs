@@ -80,5 +80,7 @@ impl AgentBuilder {
 
 /// Everything that wattpipe itself has.
 fn defaults(registry: &mut Registry) {
-    let _ = registry;
+    registry.sources.extend_from_slice(wattpipe_source::SOURCES);
+    registry.processors.extend_from_slice(wattpipe_processors::PROCESSORS);
+    registry.exporters.extend_from_slice(wattpipe_exporters::EXPORTERS);
 }
