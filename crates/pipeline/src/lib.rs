@@ -19,6 +19,7 @@ pub mod source;
 pub mod telemetry;
 pub mod testing;
 pub mod units;
+pub mod zones;
 
 pub use async_trait::async_trait;
 pub use batch::{Batch, BatchKind};
