@@ -1,9 +1,11 @@
-//! The processors that are compiled in.
+//! Processors: what turns switches into usage, and usage into energy per workload.
 #![forbid(unsafe_code)]
 
+pub mod delta;
 pub mod power_model;
 
 use wattpipe_pipeline::registry::ProcessorEntry;
 
-/// One row per processor.
-pub const PROCESSORS: &[ProcessorEntry] = &[ProcessorEntry::of::<power_model::PowerModel>()];
+/// Every processor of this crate.
+pub const PROCESSORS: &[ProcessorEntry] =
+    &[ProcessorEntry::of::<delta::Delta>(), ProcessorEntry::of::<power_model::PowerModel>()];
