@@ -2,8 +2,10 @@
 #![forbid(unsafe_code)]
 
 pub mod delta;
+pub mod power_model;
 
 use wattpipe_pipeline::registry::ProcessorEntry;
 
 /// Every processor of this crate.
-pub const PROCESSORS: &[ProcessorEntry] = &[ProcessorEntry::of::<delta::Delta>()];
+pub const PROCESSORS: &[ProcessorEntry] =
+    &[ProcessorEntry::of::<delta::Delta>(), ProcessorEntry::of::<power_model::PowerModel>()];
