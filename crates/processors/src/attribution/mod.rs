@@ -1,0 +1,1 @@
+pub mod cgroup_path;
