@@ -12,6 +12,7 @@ pub mod chain;
 pub mod exporter;
 pub mod identity;
 pub mod processor;
+pub mod recording;
 pub mod registry;
 pub mod runner;
 pub mod shutdown;

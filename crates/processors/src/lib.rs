@@ -1,9 +1,11 @@
 //! Processors: what turns switches into usage, and usage into energy per workload.
 #![forbid(unsafe_code)]
 
+pub mod attribution;
+pub mod delta;
+
 use wattpipe_pipeline::registry::ProcessorEntry;
 
-pub mod attribution;
-
-/// Every processor that is compiled in, in the order they usually stand.
-pub const PROCESSORS: &[ProcessorEntry] = &[ProcessorEntry::of::<attribution::Attribution>()];
+/// Every processor of this crate.
+pub const PROCESSORS: &[ProcessorEntry] =
+    &[ProcessorEntry::of::<delta::Delta>(), ProcessorEntry::of::<attribution::Attribution>()];
