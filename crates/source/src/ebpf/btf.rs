@@ -185,11 +185,9 @@ impl Btf {
         for _ in 0..MAX_DEPTH {
             let parsed = self.by_id(id)?;
             match parsed.kind {
-                kind::TYPEDEF
-                | kind::VOLATILE
-                | kind::CONST
-                | kind::RESTRICT
-                | kind::TYPE_TAG => id = parsed.size_or_type,
+                kind::TYPEDEF | kind::VOLATILE | kind::CONST | kind::RESTRICT | kind::TYPE_TAG => {
+                    id = parsed.size_or_type
+                }
                 _ => return Some(id),
             }
         }
@@ -296,13 +294,9 @@ mod tests {
             let mut out = Vec::new();
             out.extend(MAGIC.to_ne_bytes());
             out.extend([1, 0]);
-            for word in [
-                24,
-                0,
-                self.types.len() as u32,
-                self.types.len() as u32,
-                self.strings.len() as u32,
-            ] {
+            for word in
+                [24, 0, self.types.len() as u32, self.types.len() as u32, self.strings.len() as u32]
+            {
                 out.extend(u32::to_ne_bytes(word));
             }
             out.extend(self.types);

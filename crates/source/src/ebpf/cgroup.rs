@@ -11,11 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use wattpipe_pipeline::{
-    identity::CgroupRef,
-    registry::HostRoots,
-    units::CgroupId,
-};
+use wattpipe_pipeline::{identity::CgroupRef, registry::HostRoots, units::CgroupId};
 
 use super::offsets::Hierarchy;
 

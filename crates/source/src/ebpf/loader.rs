@@ -105,7 +105,10 @@ pub(crate) fn kernel_btf(sysfs: &Path) -> Result<Btf, EbpfError> {
 }
 
 /// Chooses the counter: `None` where there is none and none was insisted on.
-pub(crate) fn choose_cycles(wanted: super::Cycles, cpu: u32) -> Result<Option<PerfEvent>, EbpfError> {
+pub(crate) fn choose_cycles(
+    wanted: super::Cycles,
+    cpu: u32,
+) -> Result<Option<PerfEvent>, EbpfError> {
     match (wanted, cycles::available(PerfEvent::Cycles, cpu)) {
         (super::Cycles::Off, _) => Ok(None),
         (_, Ok(())) => Ok(Some(PerfEvent::Cycles)),
@@ -370,8 +373,7 @@ fn refused(what: &str, error: &dyn std::error::Error) -> EbpfError {
 
 /// Before 5.11 maps count as locked memory. Where it cannot be raised, loading tells.
 fn raise_locked_memory() {
-    let unlimited =
-        libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
+    let unlimited = libc::rlimit { rlim_cur: libc::RLIM_INFINITY, rlim_max: libc::RLIM_INFINITY };
     // SAFETY: the structure is valid for the call.
     unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &raw const unlimited) };
 }

@@ -136,7 +136,8 @@ fn start(
 ) -> Result<Reader, EbpfError> {
     let possible =
         cpus::Cpus::possible(&host.sysfs).map_err(EbpfError::io("reading the list of CPUs"))?;
-    let online = cpus::Cpus::read(&host.sysfs).map_err(EbpfError::io("reading the list of CPUs"))?;
+    let online =
+        cpus::Cpus::read(&host.sysfs).map_err(EbpfError::io("reading the list of CPUs"))?;
     let first = online.online.first().copied().unwrap_or(0);
     let ring_bytes = loader::ring_bytes(config.ring_buffer_size.bytes());
     if u64::from(ring_bytes) != config.ring_buffer_size.bytes() {

@@ -48,8 +48,7 @@ impl Batches {
             let header = self.header(cpu)?;
             let valid = if header.count > 0 { header.count } else { header.sent };
             let entry = self.entry(cpu, valid.checked_sub(1)? as usize)?;
-            self.unchanged(cpu, &header)
-                .then_some(Some(Newest { next: entry.next, ts: entry.ts }))
+            self.unchanged(cpu, &header).then_some(Some(Newest { next: entry.next, ts: entry.ts }))
         })?
     }
 

@@ -62,7 +62,8 @@ impl Mapping {
         bytes: usize,
         writable: bool,
     ) -> io::Result<Self> {
-        let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+        let protection =
+            if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
         let offset = libc::off_t::try_from(offset).map_err(io::Error::other)?;
         // SAFETY: a fresh mapping at an address of the kernel's choice; the result is checked.
         let base = unsafe {
@@ -184,7 +185,11 @@ struct MapElem {
 }
 
 /// Puts a descriptor into a perf event array, which aya offers for its own buffers only.
-pub(crate) fn set_perf_event(map: BorrowedFd<'_>, cpu: u32, event: BorrowedFd<'_>) -> io::Result<()> {
+pub(crate) fn set_perf_event(
+    map: BorrowedFd<'_>,
+    cpu: u32,
+    event: BorrowedFd<'_>,
+) -> io::Result<()> {
     const BPF_MAP_UPDATE_ELEM: libc::c_long = 2;
     let value = event.as_raw_fd().cast_unsigned();
     let attr = MapElem {
