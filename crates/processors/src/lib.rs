@@ -5,6 +5,7 @@ pub mod aggregate;
 pub mod attribution;
 pub mod delta;
 pub mod filter;
+pub mod power_model;
 pub mod rows;
 pub mod top;
 
@@ -14,6 +15,7 @@ use wattpipe_pipeline::registry::ProcessorEntry;
 pub const PROCESSORS: &[ProcessorEntry] = &[
     ProcessorEntry::of::<delta::Delta>(),
     ProcessorEntry::of::<attribution::Attribution>(),
+    ProcessorEntry::of::<power_model::PowerModel>(),
     ProcessorEntry::of::<filter::Filter>(),
     ProcessorEntry::of::<aggregate::Aggregate>(),
     ProcessorEntry::of::<top::Top>(),
