@@ -82,4 +82,5 @@ impl AgentBuilder {
 fn defaults(registry: &mut Registry) {
     registry.sources.extend_from_slice(wattpipe_source::SOURCES);
     registry.processors.extend_from_slice(wattpipe_processors::PROCESSORS);
+    registry.exporters.extend_from_slice(wattpipe_exporters::EXPORTERS);
 }

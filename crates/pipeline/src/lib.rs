@@ -21,6 +21,7 @@ pub mod source;
 pub mod telemetry;
 pub mod testing;
 pub mod units;
+pub mod zones;
 
 pub use async_trait::async_trait;
 pub use batch::{Batch, BatchKind};

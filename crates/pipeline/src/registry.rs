@@ -97,6 +97,9 @@ pub struct BuildContext {
     pub resource: Arc<AttributeSet>,
     /// Where it counts.
     pub telemetry: Telemetry,
+    /// All sources of its pipelines read recordings: nothing of this host is to be asked, not even
+    /// in the background.
+    pub replay: bool,
 }
 
 /// Validated configuration of one component, ready to build.
