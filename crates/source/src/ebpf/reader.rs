@@ -59,6 +59,7 @@ pub(crate) struct Reader {
     batch: SwitchBatch,
     topology: Option<Topology>,
     life_lost: u64,
+    untraced: u64,
     peeks: Vec<Peek>,
     peeked: Vec<Entry>,
     told: StreamCounts,
@@ -78,6 +79,7 @@ pub(crate) struct Gauges {
     late: Counter,
     malformed: Counter,
     life_lost: Counter,
+    untraced: Counter,
     ipis: Counter,
 }
 
@@ -96,6 +98,10 @@ impl Gauges {
             life_lost: counter(
                 "wattpipe_source_life_cycle_lost_total",
                 "Fork, exec and exit records lost; each time a snapshot makes up for them",
+            ),
+            untraced: counter(
+                "wattpipe_source_untraced_switches_total",
+                "Switches the kernel's tracepoint did not show, put back in",
             ),
             ipis: counter("wattpipe_source_flush_ipis_total", "CPUs interrupted to close a window"),
         }
@@ -131,6 +137,7 @@ impl Reader {
             batch: SwitchBatch::default(),
             topology: None,
             life_lost: 0,
+            untraced: 0,
             peeks: Vec::new(),
             peeked: Vec::new(),
             told: StreamCounts::default(),
@@ -346,6 +353,9 @@ impl Reader {
         self.gauges.late.add(now.late - told.late);
         self.gauges.malformed.add(now.malformed - told.malformed);
         self.told = now;
+        let untraced = self.probe.untraced();
+        self.gauges.untraced.add(untraced - self.untraced);
+        self.untraced = untraced;
     }
 
     /// Hands the batch over and takes up the memory of one that everybody is done with.
