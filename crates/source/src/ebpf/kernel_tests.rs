@@ -24,7 +24,7 @@ fn options() -> Options {
         cycles: None,
         batch_events: 128,
         ring_bytes: 1 << 20,
-        hierarchy: super::cgroup::in_use(&HostRoots::default()).hierarchy,
+        hierarchy: super::hierarchy(&HostRoots::default()).1,
         cpus: Cpus::possible(sysfs()).unwrap(),
         online: online(),
     }

@@ -66,7 +66,8 @@ pub(crate) struct Probe {
     life_fd: OwnedFd,
     switches_fd: OwnedFd,
     flush: &'static str,
-    cpus: u32,
+    /// CPU numbers are below this.
+    pub(crate) cpus: u32,
     /// How it is attached: never `auto`.
     pub(crate) attach: Attach,
     iterator: bool,
