@@ -280,7 +280,8 @@ impl Probe {
         })
     }
 
-    /// The attached switch program, for its statistics.
+    /// A program's description and statistics.
+    #[cfg(feature = "bench")]
     pub(crate) fn program_info(&self, name: &str) -> Option<aya::programs::ProgramInfo> {
         self.ebpf.program(name)?.info().ok()
     }

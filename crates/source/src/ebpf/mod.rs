@@ -21,6 +21,8 @@ mod cycles;
 mod error;
 #[cfg(test)]
 mod kernel_tests;
+#[cfg(feature = "bench")]
+pub mod lab;
 mod life;
 mod loader;
 mod offsets;
