@@ -6,6 +6,8 @@
 
 pub mod counters;
 pub mod file;
+pub mod otlp;
+pub mod queue;
 pub mod records;
 pub mod semconv;
 pub mod series;
