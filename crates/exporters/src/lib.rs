@@ -1,1 +1,20 @@
+//! Where usage leaves the agent: `stdout`, `file`, `otlp_grpc`, `otlp_http` and `prometheus`.
+//!
+//! Read in this order: [`records`] (the JSON lines), [`stdout`], [`file`], `semconv` (metric
+//! names), `series` (usage as monotonic series), `otlp`, `prometheus`, `queue`.
+#![forbid(unsafe_code)]
 
+pub mod counters;
+pub mod file;
+pub mod records;
+pub mod semconv;
+pub mod series;
+pub mod stdout;
+#[doc(hidden)]
+pub mod testing;
+
+use wattpipe_pipeline::registry::ExporterEntry;
+
+/// Every exporter of this crate, in the order of the reference.
+pub const EXPORTERS: &[ExporterEntry] =
+    &[ExporterEntry::of::<stdout::StdoutExporter>(), ExporterEntry::of::<file::FileExporter>()];

@@ -97,6 +97,9 @@ pub struct BuildContext {
     pub resource: Arc<AttributeSet>,
     /// Where it counts.
     pub telemetry: Telemetry,
+    /// All sources of its pipelines read recordings: nothing of this host is to be asked, not even
+    /// in the background.
+    pub replay: bool,
 }
 
 /// Validated configuration of one component, ready to build.
@@ -247,7 +250,7 @@ struct Parsed<C, T: ?Sized> {
 
 impl<C: Config, T: ?Sized + 'static> Parsed<C, T> {
     fn parse(raw: &Value, build: BuildFn<C, T>, takes: fn(&C) -> &'static [BatchKind]) -> Parse<T> {
-        Ok(Box::new(Self { config: typed(raw)?, raw: raw.clone(), build, takes }))
+        Ok(Box::new(Self { config: parse_config(raw)?, raw: raw.clone(), build, takes }))
     }
 }
 
@@ -305,7 +308,8 @@ impl Registry {
     }
 }
 
-fn typed<C: Config>(value: &Value) -> Result<C, Vec<ConfigProblem>> {
+/// Typed configuration from a value (an empty one means defaults), or what is wrong with it.
+pub fn parse_config<C: Config>(value: &Value) -> Result<C, Vec<ConfigProblem>> {
     let config = match value {
         Value::Empty(..) => C::default(),
         other => {
@@ -327,16 +331,47 @@ fn problem(error: figment::Error) -> ConfigProblem {
         Kind::UnknownVariant(name, expected) => {
             (format!("unknown value `{name}`"), owned(expected))
         }
-        Kind::InvalidType(actual, expected) => {
-            (format!("expected {expected}, found {actual}"), vec![])
-        }
-        Kind::InvalidValue(actual, expected) => {
-            (format!("expected {expected}, found {actual}"), vec![])
+        Kind::InvalidType(actual, expected) | Kind::InvalidValue(actual, expected) => {
+            (format!("expected {}, found {}", form(&expected), found(&actual)), vec![])
         }
         Kind::MissingField(name) => (format!("missing key `{name}`"), vec![]),
         other => (other.to_string(), vec![]),
     };
     ConfigProblem { path, message, allowed }
+}
+
+/// What serde expects, in the words of somebody who writes YAML.
+fn form(expected: &str) -> String {
+    let range = |min: &str, max: &str| format!("a whole number from {min} to {max}");
+    match expected {
+        "u8" => range("0", "255"),
+        "u16" => range("0", "65535"),
+        "u32" => range("0", "4294967295"),
+        "u64" | "usize" | "u128" => "a whole number, not negative".to_owned(),
+        "i8" | "i16" | "i32" | "i64" | "isize" | "i128" => "a whole number".to_owned(),
+        "f32" | "f64" => "a number".to_owned(),
+        "a boolean" | "bool" => "true or false".to_owned(),
+        "a string" | "path string" | "string" => "text".to_owned(),
+        "a sequence" => "a list".to_owned(),
+        other if other.starts_with("struct ") => "a map of settings".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+fn found(actual: &figment::error::Actual) -> String {
+    use figment::error::Actual;
+    match actual {
+        Actual::Bool(b) => format!("`{b}`"),
+        Actual::Unsigned(n) => format!("`{n}`"),
+        Actual::Signed(n) => format!("`{n}`"),
+        Actual::Float(n) => format!("`{n}`"),
+        Actual::Str(s) => format!("`{s}`"),
+        Actual::Char(c) => format!("`{c}`"),
+        Actual::Unit | Actual::Option => "nothing".to_owned(),
+        Actual::Seq => "a list".to_owned(),
+        Actual::Map => "a map".to_owned(),
+        other => other.to_string(),
+    }
 }
 
 fn owned(names: &[&str]) -> Vec<String> {

@@ -4,6 +4,8 @@
 
 use std::sync::Arc;
 
+use tokio::sync::mpsc;
+
 use crate::{
     batch::{
         Batch, CpuBlock, CpuInfo, Edge, MeterReading, ProcessEvent, ProcessEventKind, Switch,
@@ -11,8 +13,47 @@ use crate::{
     },
     identity::Process,
     processor::{Processor, ProcessorError},
+    runner::Message,
+    shutdown::{self, Trigger},
+    source::{BatchSender, SourceContext},
+    telemetry::Telemetry,
     units::{Cpu, Nanos, Package, Tgid},
 };
+
+/// A source under test: what it is run with, and the other end of that.
+#[derive(Debug)]
+pub struct SourceHarness {
+    /// For [`Source::run`](crate::source::Source::run).
+    pub context: SourceContext,
+    /// What it sent.
+    pub batches: BatchReceiver,
+    /// Stops it.
+    pub trigger: Trigger,
+}
+
+/// The batches a source under test sends.
+#[derive(Debug)]
+pub struct BatchReceiver(mpsc::Receiver<Message>);
+
+impl BatchReceiver {
+    /// The next; `None` once the source is gone.
+    pub async fn recv(&mut self) -> Option<Batch> {
+        self.0.recv().await.map(|Message::Batch { batch, .. }| batch)
+    }
+}
+
+/// Prepares to run a source by itself; `queue` batches wait before it has to.
+pub fn source_harness(id: &str, queue: usize) -> SourceHarness {
+    let (tx, rx) = mpsc::channel(queue);
+    let (trigger, shutdown) = shutdown::channel();
+    let context = SourceContext {
+        id: id.to_owned(),
+        out: BatchSender { source: 0, tx },
+        shutdown,
+        telemetry: Telemetry::default(),
+    };
+    SourceHarness { context, batches: BatchReceiver(rx), trigger }
+}
 
 /// Builds a [`SwitchBatch`] record by record.
 #[derive(Clone, Debug, Default)]

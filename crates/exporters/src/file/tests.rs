@@ -1,0 +1,142 @@
+//! Files as their readers find them: whole lines whatever happened to the writer or the disk.
+
+use std::{fs, path::Path};
+
+use wattpipe_pipeline::units::{ConfigDuration, ConfigSize};
+
+use super::*;
+use crate::testing::Usage;
+
+fn config(path: &Path) -> FileConfig {
+    FileConfig { path: path.to_owned(), ..FileConfig::default() }
+}
+
+fn build(config: FileConfig) -> (FileExporter, BuildContext) {
+    let context = BuildContext { id: "file".into(), ..BuildContext::default() };
+    (FileExporter::build(config, &context).unwrap(), context)
+}
+
+/// Runs an exporter over `windows` one-second windows of one process and returns its counters.
+async fn run(config: FileConfig, windows: u64) -> Counters {
+    let (mut exporter, context) = build(config);
+    exporter.start().await.unwrap();
+    for w in 0..windows {
+        let start = w * 1_000_000_000;
+        let batch = Usage::window(start, start + 1_000_000_000).process(7, "a", 0, 1000).batch();
+        exporter.export(batch).await.unwrap();
+    }
+    exporter.shutdown(Duration::from_secs(1)).await.unwrap();
+    exporter.shutdown(Duration::from_secs(1)).await.unwrap();
+    Counters::new(&context)
+}
+
+#[track_caller]
+fn check_lines(path: &Path, expected: usize) {
+    let text = fs::read_to_string(path).unwrap();
+    for line in text.lines() {
+        serde_json::from_str::<serde_json::Value>(line).unwrap();
+    }
+    assert_eq!(text.lines().count(), expected);
+    assert!(expected == 0 || text.ends_with('\n'));
+}
+
+#[tokio::test]
+async fn a_start_empties_the_file_unless_it_appends() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("out.jsonl");
+    fs::write(&path, "old\n").unwrap();
+    run(config(&path), 2).await;
+    check_lines(&path, 4);
+    run(FileConfig { append: true, ..config(&path) }, 1).await;
+    check_lines(&path, 6);
+    // The same process goes on with what it began, as after a reload.
+    run(config(&path), 1).await;
+    check_lines(&path, 8);
+}
+
+#[tokio::test]
+async fn an_appending_start_cuts_an_incomplete_last_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("out.jsonl");
+    fs::write(&path, "{\"type\":\"window\"}\n{\"type\":\"usa").unwrap();
+    run(FileConfig { append: true, ..config(&path) }, 1).await;
+    check_lines(&path, 3);
+}
+
+#[tokio::test]
+async fn compressed_files_read_as_one_stream_after_a_kill() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("out.jsonl.zst");
+    let zstd = FileConfig { compression: Compression::Zstd, append: true, ..config(&path) };
+    run(zstd.clone(), 3).await;
+    let whole = fs::read(&path).unwrap();
+    fs::write(&path, [&whole[..], &whole[..whole.len() / 2]].concat()).unwrap();
+    run(zstd, 2).await;
+    let text = zstd::decode_all(&fs::read(&path).unwrap()[..]).unwrap();
+    assert_eq!(text.iter().filter(|b| **b == b'\n').count(), 10);
+}
+
+#[tokio::test]
+async fn a_full_disk_is_counted_and_hurts_nobody() {
+    // /dev/full takes nothing; the buffer holds two windows of the five.
+    let mut config = config(Path::new("/dev/full"));
+    config.max_buffer = ConfigSize(900);
+    let counters = run(config, 5).await;
+    assert_eq!((counters.sent.get(), counters.send_failed.get()), (0, 5));
+}
+
+#[tokio::test]
+async fn a_file_that_is_taken_away_is_begun_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("out.jsonl");
+    let moved = dir.path().join("moved.jsonl");
+    let (mut exporter, context) = build(config(&path));
+    exporter.start().await.unwrap();
+    exporter.export(Usage::window(0, 1).process(7, "a", 0, 1).batch()).await.unwrap();
+    lock(&exporter.sink).flush();
+    fs::rename(&path, &moved).unwrap();
+    exporter.export(Usage::window(1, 2).process(7, "a", 0, 1).batch()).await.unwrap();
+    exporter.shutdown(Duration::from_secs(1)).await.unwrap();
+    check_lines(&moved, 2);
+    check_lines(&path, 2);
+    assert_eq!(Counters::new(&context).sent.get(), 2);
+}
+
+#[tokio::test]
+async fn rotation_keeps_whole_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("out.jsonl");
+    let rotation = RotationConfig { max_megabytes: 1, max_backups: 2, ..Default::default() };
+    let mut config = config(&path);
+    config.rotation = Some(rotation);
+    config.flush_interval = ConfigDuration::from_millis(1);
+    let (mut exporter, _) = build(config);
+    exporter.start().await.unwrap();
+    for w in 0..10_u64 {
+        let mut usage = Usage::window(w, w + 1);
+        for pid in 1..2000 {
+            usage = usage.process(pid, "a", 0, 1);
+        }
+        exporter.export(usage.batch()).await.unwrap();
+        lock(&exporter.sink).flush();
+    }
+    exporter.shutdown(Duration::from_secs(1)).await.unwrap();
+    let mut names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().path()).collect();
+    names.sort();
+    assert_eq!(names.len(), 3, "{names:?}");
+    for name in names {
+        assert!(fs::metadata(&name).unwrap().len() <= 1 << 20);
+        let text = fs::read_to_string(&name).unwrap();
+        assert!(text.lines().all(|l| serde_json::from_str::<serde_json::Value>(l).is_ok()));
+    }
+}
+
+#[tokio::test]
+async fn a_missing_directory_fails_the_start_or_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a/b/out.jsonl");
+    let (mut exporter, _) = build(config(&path));
+    assert!(matches!(exporter.start().await, Err(ExportError::Fatal(_))));
+    run(FileConfig { create_directory: true, ..config(&path) }, 1).await;
+    check_lines(&path, 2);
+}

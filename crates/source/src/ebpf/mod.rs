@@ -1,0 +1,181 @@
+//! `ebpf`: every context switch, from a probe on `sched_switch` over a BPF ring buffer.
+//!
+//! ```yaml
+//! sources:
+//!   ebpf:
+//!     window: 1s
+//!     ring_buffer_size: 8MiB
+//!     batch_events: 128
+//! ```
+//!
+//! The probe (`crates/ebpf-probe`) collects switches per CPU and sends them in batches. One thread
+//! ([`reader`]) drains them and closes windows; everything else here serves it: [`loader`] (programs
+//! and maps), [`offsets`] over [`btf`] (the kernel's structures), [`ring`] and [`peek`] (shared
+//! memory), [`stream`] and [`life`] (records to batches), [`cpus`], [`cgroup`], [`cycles`].
+
+mod btf;
+mod cgroup;
+mod config;
+mod cpus;
+mod cycles;
+mod error;
+#[cfg(test)]
+mod kernel_tests;
+mod life;
+mod loader;
+mod offsets;
+mod peek;
+mod proc_snapshot;
+mod reader;
+mod ring;
+mod stream;
+mod sys;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+};
+
+use tokio::sync::oneshot;
+use wattpipe_pipeline::{
+    BatchKind, BuildContext, Source, SourceComponent, SourceContext, SourceError, async_trait,
+    registry::{BuildError, HostRoots},
+    source::BatchSender,
+    telemetry::Telemetry,
+};
+
+pub use config::{Attach, Clock, Cycles, EbpfConfig};
+pub use error::EbpfError;
+
+use cgroup::Cgroups;
+use life::Lives;
+use loader::{Options, Probe};
+use reader::{Gauges, Reader};
+use sys::Bell;
+
+/// See the module.
+#[derive(Debug)]
+pub struct Ebpf {
+    config: EbpfConfig,
+    host: HostRoots,
+}
+
+impl SourceComponent for Ebpf {
+    const NAME: &'static str = "ebpf";
+    const DOC: &'static str = "Every context switch, from an eBPF probe on sched_switch";
+    const EMITS: BatchKind = BatchKind::Switches;
+    type Config = EbpfConfig;
+
+    fn build(config: EbpfConfig, context: &BuildContext) -> Result<Self, BuildError> {
+        Ok(Self { config, host: context.host.clone() })
+    }
+}
+
+#[async_trait]
+impl Source for Ebpf {
+    async fn run(self: Box<Self>, context: SourceContext) -> Result<(), SourceError> {
+        let SourceContext { id, out, mut shutdown, telemetry } = context;
+        let stop = Stop {
+            flag: Arc::default(),
+            bell: Arc::new(Bell::new().map_err(EbpfError::io("making an event descriptor"))?),
+        };
+        let (flag, bell) = (Arc::clone(&stop.flag), Arc::clone(&stop.bell));
+        let (done, mut result) = oneshot::channel();
+        thread::Builder::new()
+            .name("wattpipe-ebpf".into())
+            .spawn(move || {
+                let result = start(&self.config, self.host, &id, out, &telemetry)
+                    .map_err(SourceError::from)
+                    .and_then(|reader| reader.run(&bell, &flag));
+                // Nobody waits any more when the source was dropped.
+                let _ = done.send(result);
+            })
+            .map_err(EbpfError::io("starting the reader's thread"))?;
+        let ended = tokio::select! {
+            ended = &mut result => ended,
+            () = shutdown.wait() => {
+                stop.now();
+                result.await
+            }
+        };
+        ended.unwrap_or_else(|_| {
+            Err(SourceError::Failed { what: "the reader's thread panicked".into(), source: None })
+        })
+    }
+}
+
+/// Ends the reader's thread, at the latest when the source is dropped.
+struct Stop {
+    flag: Arc<AtomicBool>,
+    bell: Arc<Bell>,
+}
+
+impl Stop {
+    fn now(&self) {
+        self.flag.store(true, Ordering::Release);
+        self.bell.ring();
+    }
+}
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.now();
+    }
+}
+
+/// Loads the probe; runs on the reader's thread.
+fn start(
+    config: &EbpfConfig,
+    host: HostRoots,
+    id: &str,
+    out: BatchSender,
+    telemetry: &Telemetry,
+) -> Result<Reader, EbpfError> {
+    let possible =
+        cpus::Cpus::possible(&host.sysfs).map_err(EbpfError::io("reading the list of CPUs"))?;
+    let online =
+        cpus::Cpus::read(&host.sysfs).map_err(EbpfError::io("reading the list of CPUs"))?;
+    let first = online.online.first().copied().unwrap_or(0);
+    let ring_bytes = loader::ring_bytes(config.ring_buffer_size.bytes());
+    if u64::from(ring_bytes) != config.ring_buffer_size.bytes() {
+        tracing::info!(
+            "{id}: ring_buffer_size {} becomes {ring_bytes} bytes, a power of two of pages",
+            config.ring_buffer_size
+        );
+    }
+    let limit = loader::batch_limit(ring_bytes);
+    if config.batch_events > limit {
+        tracing::info!("{id}: batch_events {} becomes {limit} in this ring", config.batch_events);
+    }
+    let in_use = cgroup::in_use(&host);
+    let options = Options {
+        attach: config.attach,
+        clock: config.clock,
+        cycles: loader::choose_cycles(config.cycles, first)?,
+        batch_events: config.batch_events,
+        ring_bytes,
+        hierarchy: in_use.hierarchy,
+        cpus: possible,
+        online: online.online,
+    };
+    let probe = Probe::load(&host.sysfs, &options)?;
+    tracing::info!(
+        "{id}: probe attached ({}), cycles {}, cgroups of {:?}",
+        probe.attach,
+        if options.cycles.is_some() { "on" } else { "off" },
+        in_use.hierarchy
+    );
+    Ok(Reader::new(
+        probe,
+        Lives::new(Cgroups::new(in_use.mount.as_deref())),
+        possible,
+        config.window.nanos().0,
+        host.procfs,
+        host.sysfs,
+        out,
+        Gauges::new(telemetry, id),
+    ))
+}
