@@ -48,6 +48,7 @@ use wattpipe_pipeline::{
 };
 
 pub use config::{Attach, Clock, Cycles, EbpfConfig};
+pub(crate) use cpus::place;
 pub use error::EbpfError;
 
 use cgroup::Cgroups;
