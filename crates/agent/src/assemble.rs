@@ -6,8 +6,10 @@ use wattpipe_pipeline::{
     identity::AttributeSet,
     registry::BuildContext,
     runner::{Graph, NamedExporter, NamedProcessor, NamedSource, Pipeline},
+    source::SourceComponent,
     telemetry::Telemetry,
 };
+use wattpipe_source::replay::Replay;
 
 use crate::config::{Components, Loaded};
 
@@ -21,8 +23,9 @@ pub(crate) struct Surroundings {
 /// Builds everything that a pipeline names, or tells everything that could not be built.
 pub(crate) fn graph(loaded: &Loaded, around: &Surroundings) -> Result<Graph, Vec<String>> {
     let mut failed = Vec::new();
-    let context = |id: &str| BuildContext {
+    let context = |id: &str, replay: bool| BuildContext {
         id: id.to_owned(),
+        replay,
         host: loaded.host.clone().into(),
         resource: around.resource.clone(),
         telemetry: around.telemetry.clone(),
@@ -31,17 +34,20 @@ pub(crate) fn graph(loaded: &Loaded, around: &Surroundings) -> Result<Graph, Vec
     let mut source_ids: Vec<&str> = Vec::new();
     let mut exporter_ids: Vec<&str> = Vec::new();
     for (name, pipeline) in &loaded.service.pipelines {
+        let replay = pipeline.sources.iter().all(|id| id.split('/').next() == Some(Replay::NAME));
         let sources = indices(&pipeline.sources, &mut source_ids, |id| {
-            let source = build(&loaded.sources, "source", id, &context(id), &mut failed);
+            let source = build(&loaded.sources, "source", id, &context(id, replay), &mut failed);
             graph.sources.extend(source.map(|source| NamedSource { id: id.to_owned(), source }));
         });
         let mut processors = Vec::new();
         for id in &pipeline.processors {
-            let built = build(&loaded.processors, "processor", id, &context(id), &mut failed);
+            let built =
+                build(&loaded.processors, "processor", id, &context(id, replay), &mut failed);
             processors.extend(built.map(|processor| NamedProcessor { id: id.clone(), processor }));
         }
         let exporters = indices(&pipeline.exporters, &mut exporter_ids, |id| {
-            let exporter = build(&loaded.exporters, "exporter", id, &context(id), &mut failed);
+            let exporter =
+                build(&loaded.exporters, "exporter", id, &context(id, replay), &mut failed);
             graph
                 .exporters
                 .extend(exporter.map(|exporter| NamedExporter { id: id.to_owned(), exporter }));

@@ -182,10 +182,8 @@ pub extern "C" fn snapshot(ctx: *const IterContext) -> i32 {
         if task.is_null() {
             return 0;
         }
-        let (tid, tgid): (u32, u32) = (
-            Direct::read(task, offset!(task_pid)),
-            Direct::read(task, offset!(task_tgid)),
-        );
+        let (tid, tgid): (u32, u32) =
+            (Direct::read(task, offset!(task_pid)), Direct::read(task, offset!(task_tgid)));
         let signal = pointer::<Direct>(task, offset!(task_signal));
         let live: u32 = Direct::read(signal, offset!(signal_live));
         if tid != tgid || live == 0 {

@@ -7,6 +7,8 @@
 pub mod counters;
 pub mod file;
 pub mod records;
+pub mod semconv;
+pub mod series;
 pub mod stdout;
 #[doc(hidden)]
 pub mod testing;

@@ -4,6 +4,7 @@
 pub mod cgroup;
 #[expect(unsafe_code, reason = "the ring, perf events and BPF test runs have no safe wrapper")]
 pub mod ebpf;
+pub mod meter;
 pub mod procfs;
 pub mod replay;
 

@@ -172,22 +172,28 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes everything up to now from both rings, in batches.
-    fn collect(&mut self) -> Result<(), ChainGone> {
+    /// Takes everything up to now from both rings; sends it but for a last, not yet full batch.
+    fn empty_rings(&mut self) -> Result<(), ChainGone> {
         let head = self.probe.switches.head();
         self.drain_life();
         while self.drain_switches(head, CHUNK_BYTES) {
             self.send()?;
         }
-        if !self.batch.entries.is_empty() || !self.batch.processes.is_empty() {
-            self.send()?;
-        }
         Ok(())
+    }
+
+    /// Takes and sends what waits in the rings.
+    fn collect(&mut self) -> Result<(), ChainGone> {
+        self.empty_rings()?;
+        if self.batch.entries.is_empty() && self.batch.processes.is_empty() {
+            return Ok(());
+        }
+        self.send()
     }
 
     /// Closes a window and returns its edge.
     fn edge(&mut self) -> Result<u64, ChainGone> {
-        self.collect()?;
+        self.empty_rings()?;
         self.follow_cpus();
         let edge = sys::monotonic();
         self.complete_streams();
