@@ -34,6 +34,7 @@ mod slices;
 mod tests;
 mod window;
 
+use crate::meter::{MeterSelection, Meters};
 use window::Poller;
 
 /// Configuration of `procfs`.
@@ -42,11 +43,13 @@ use window::Poller;
 pub struct ProcfsConfig {
     /// Distance of window edges.
     pub window: ConfigDuration,
+    /// Which energy meters are read at each edge.
+    pub meters: MeterSelection,
 }
 
 impl Default for ProcfsConfig {
     fn default() -> Self {
-        Self { window: ConfigDuration::from_secs(1) }
+        Self { window: ConfigDuration::from_secs(1), meters: MeterSelection::Auto }
     }
 }
 
@@ -82,7 +85,13 @@ impl Source for Procfs {
     async fn run(self: Box<Self>, context: SourceContext) -> Result<(), SourceError> {
         let SourceContext { out, mut shutdown, telemetry, .. } = context;
         let length = Duration::from_nanos(self.config.window.nanos().0);
-        let mut poller = Poller::new(&self.host, &telemetry);
+        let (host, selection) = (self.host.clone(), self.config.meters.clone());
+        let mut poller = tokio::task::spawn_blocking(move || {
+            let mut meters = Meters::enumerate(&host, &selection).with_telemetry(&telemetry);
+            Poller::new(&host, &telemetry).with_meters(Box::new(move |ts| meters.read_all(ts)))
+        })
+        .await
+        .map_err(|e| SourceError::failed("looking for meters panicked", e))?;
         let mut edges = tokio::time::interval(length);
         // A late edge gives one longer window; edges keep to their grid.
         edges.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);

@@ -212,7 +212,6 @@ fn idle_ticks_are_carried_and_the_rest_is_nobodys() {
 
 #[test]
 fn readings_travel_with_their_edge() {
-    let mut rig = Rig::new(|_| {});
     let zone = std::sync::Arc::new(Zone {
         name: "package-0".into(),
         hw_type: "cpu".into(),
@@ -222,12 +221,16 @@ fn readings_travel_with_their_edge() {
         max_energy_range_uj: None,
         max_watts: None,
     });
-    rig.poller = rig.poller.with_meters(Box::new(move |ts: Nanos| {
-        vec![MeterReading { ts, zone: zone.clone(), energy_uj: 5 }]
-    }));
-    let usage = rig.window();
-    assert_eq!(usage.readings.len(), 1);
-    assert_eq!(usage.readings[0].ts, usage.window.end);
+    let read = move |ts: Nanos| vec![MeterReading { ts, zone: zone.clone(), energy_uj: 5 }];
+    let host = HostRoots::default();
+    let mut poller = Poller::new(&host, &Telemetry::default()).with_meters(Box::new(read));
+    assert_eq!(poller.edge().unwrap(), None);
+    for edges in [2, 1] {
+        let usage = poller.edge().unwrap().unwrap();
+        assert_eq!(usage.readings.len(), edges, "the first window has its opening reading too");
+        assert_eq!(usage.readings.last().unwrap().ts, usage.window.end);
+        assert!(usage.readings[0].ts >= usage.window.start);
+    }
 }
 
 #[test]
