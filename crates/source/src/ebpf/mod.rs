@@ -51,6 +51,7 @@ use wattpipe_pipeline::{
 };
 
 pub use config::{Attach, Clock, Cycles, EbpfConfig, MeterInterval};
+pub(crate) use cpus::place;
 pub use error::EbpfError;
 
 use crate::meter::Meters;
