@@ -77,7 +77,7 @@ impl SourceComponent for Ebpf {
 #[async_trait]
 impl Source for Ebpf {
     async fn run(self: Box<Self>, context: SourceContext) -> Result<(), SourceError> {
-        let SourceContext { id, out, mut shutdown, telemetry } = context;
+        let SourceContext { id, out, mut shutdown, telemetry, .. } = context;
         let stop = Stop {
             flag: Arc::default(),
             bell: Arc::new(Bell::new().map_err(EbpfError::io("making an event descriptor"))?),
