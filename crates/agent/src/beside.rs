@@ -9,13 +9,7 @@ use wattpipe_pipeline::{
     telemetry::Telemetry,
 };
 
-use crate::{
-    config::Loaded,
-    extension::Extension,
-    health::Server,
-    notify,
-    own_metrics::Published,
-};
+use crate::{config::Loaded, extension::Extension, health::Server, notify, own_metrics::Published};
 
 /// Services of the agent; dropping it ends them.
 pub(crate) struct Beside {

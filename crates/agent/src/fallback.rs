@@ -45,7 +45,9 @@ pub(crate) async fn without_ebpf(mut runner: Runner, loaded: Loaded, setup: &Set
     if let Outcome::Unavailable(reason) = runner.drain().await {
         warn!("{reason}");
     }
-    warn!("falling back to the procfs source: it sees only what outlives a window, and no switches");
+    warn!(
+        "falling back to the procfs source: it sees only what outlives a window, and no switches"
+    );
     Choice::Instead(other, input)
 }
 

@@ -43,10 +43,8 @@ impl Server {
             }
         };
         info!("health_check on http://{}/", config.endpoint);
-        let app = Router::new()
-            .route("/", get(alive))
-            .route("/ready", get(ready))
-            .with_state(progress);
+        let app =
+            Router::new().route("/", get(alive)).route("/ready", get(ready)).with_state(progress);
         let task = tokio::spawn(async move {
             if let Err(e) = axum::serve(listener, app).await {
                 warn!("health_check: {e}");
@@ -74,9 +72,8 @@ pub(crate) fn fault(progress: &Progress) -> Option<String> {
         Some(last) => {
             let window = Duration::from_nanos(last.window.duration().0);
             let limit = patience(window);
-            (last.age > limit).then(|| {
-                format!("the last window was exported {} s ago", last.age.as_secs())
-            })
+            (last.age > limit)
+                .then(|| format!("the last window was exported {} s ago", last.age.as_secs()))
         }
         None => (progress.uptime() > FIRST)
             .then(|| format!("no window was exported in {} s", progress.uptime().as_secs())),
@@ -103,8 +100,7 @@ fn answer(progress: &Progress, fault: Option<String>) -> (StatusCode, Json<Value
         "windows_exported": progress.exported(),
         "last_window": last,
     });
-    let status =
-        if fault.is_some() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
+    let status = if fault.is_some() { StatusCode::SERVICE_UNAVAILABLE } else { StatusCode::OK };
     (status, Json(body))
 }
 

@@ -106,9 +106,13 @@ impl SelfLimits {
         self.factor.set(f64::from(next));
         let (used, limit) = (used * 100.0, limit * 100.0);
         if next > now {
-            warn!("the agent uses {used:.1} % of a CPU, service::cpu_limit is {limit:.1} %: windows are now {next} times as long");
+            warn!(
+                "the agent uses {used:.1} % of a CPU, service::cpu_limit is {limit:.1} %: windows are now {next} times as long"
+            );
         } else {
-            info!("the agent uses {used:.1} % of a CPU, within service::cpu_limit: windows are now {next} times as long");
+            info!(
+                "the agent uses {used:.1} % of a CPU, within service::cpu_limit: windows are now {next} times as long"
+            );
         }
     }
 
@@ -125,7 +129,9 @@ impl SelfLimits {
                 Level::Refuse => "windows no longer queue up for slow exporters",
                 _ => "the smallest rows are folded into one",
             };
-            warn!("resident memory {rss} MiB nears service::memory_limit {limit} MiB: {what}; what is dropped is counted");
+            warn!(
+                "resident memory {rss} MiB nears service::memory_limit {limit} MiB: {what}; what is dropped is counted"
+            );
         }
         state.level = level;
         level

@@ -2,9 +2,9 @@
 
 use std::io::IsTerminal;
 
-use wattpipe_exporters::stdout::screen::LogWriter;
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt};
+use wattpipe_exporters::stdout::screen::LogWriter;
 
 use crate::config::model::{LogFormat, LogLevel, Logs};
 

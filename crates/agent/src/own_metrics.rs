@@ -93,8 +93,7 @@ impl Published {
             .build()
             .map_err(|e| warn!("own metrics cannot be served: {e}"))
             .ok()?;
-        let attributes =
-            resource.iter().map(|(k, v)| KeyValue::new(k.to_owned(), v.to_string()));
+        let attributes = resource.iter().map(|(k, v)| KeyValue::new(k.to_owned(), v.to_string()));
         let mut provider = SdkMeterProvider::builder()
             .with_resource(Resource::builder_empty().with_attributes(attributes).build())
             .with_reader(reader);
@@ -165,20 +164,30 @@ impl Inner {
             match registered.instrument {
                 Instrument::Counter(_) => {
                     let observe = move |out: &dyn AsyncInstrument<u64>| {
-                        observe(&telemetry, name, |i| match i {
-                            Instrument::Counter(c) => Some(c.get()),
-                            Instrument::Gauge(_) => None,
-                        }, out);
+                        observe(
+                            &telemetry,
+                            name,
+                            |i| match i {
+                                Instrument::Counter(c) => Some(c.get()),
+                                Instrument::Gauge(_) => None,
+                            },
+                            out,
+                        );
                     };
                     let builder = self.meter.u64_observable_counter(name);
                     builder.with_description(registered.help).with_callback(observe).build();
                 }
                 Instrument::Gauge(_) => {
                     let observe = move |out: &dyn AsyncInstrument<f64>| {
-                        observe(&telemetry, name, |i| match i {
-                            Instrument::Gauge(g) => Some(g.get()),
-                            Instrument::Counter(_) => None,
-                        }, out);
+                        observe(
+                            &telemetry,
+                            name,
+                            |i| match i {
+                                Instrument::Gauge(g) => Some(g.get()),
+                                Instrument::Counter(_) => None,
+                            },
+                            out,
+                        );
                     };
                     // A sum of floats (seconds, joules) is kept in a gauge and still only grows.
                     if is_total {

@@ -104,7 +104,9 @@ impl Held {
         kept.sort();
         match kept.is_empty() {
             true => info!("no capability is effective or kept"),
-            false => info!(kept = %kept.join(","), "no capability is effective; some are kept for reload and restart"),
+            false => {
+                info!(kept = %kept.join(","), "no capability is effective; some are kept for reload and restart")
+            }
         }
     }
 

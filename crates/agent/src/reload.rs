@@ -5,9 +5,7 @@ use std::time::Instant;
 use tracing::{error, info, warn};
 
 use crate::{
-    assemble,
-    config,
-    notify,
+    assemble, config, notify,
     serve::{Agent, surroundings},
 };
 

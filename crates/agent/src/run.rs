@@ -6,7 +6,12 @@ use tracing::{info, warn};
 use wattpipe_pipeline::Registry;
 
 use crate::{
-    Exit, commands, config::Input, logs, privileges::Held, sandbox, serve::{self, Setup},
+    Exit, commands,
+    config::Input,
+    logs,
+    privileges::Held,
+    sandbox,
+    serve::{self, Setup},
 };
 
 /// Runs the pipelines until they end or a signal comes.

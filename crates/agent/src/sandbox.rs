@@ -44,8 +44,8 @@ pub(crate) fn apply() -> Result<(), String> {
         .map_err(|_| format!("no filter for {}", std::env::consts::ARCH))?;
     let rules: BTreeMap<i64, _> = REFUSED.iter().map(|nr| (*nr, Vec::new())).collect();
     let refuse = SeccompAction::Errno(libc::EPERM.unsigned_abs());
-    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch)
-        .map_err(|e| e.to_string())?;
+    let filter =
+        SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).map_err(|e| e.to_string())?;
     let program: BpfProgram = filter.try_into().map_err(|e| format!("{e}"))?;
     seccompiler::apply_filter(&program).map_err(|e| e.to_string())
 }

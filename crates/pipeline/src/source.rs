@@ -19,6 +19,7 @@ use crate::{
 
 /// Why a source ended before it was told to.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SourceError {
     /// It cannot work on this host or with these rights; starting it again would not help.
     #[error("{what}\n  {remedy}")]

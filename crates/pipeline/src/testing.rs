@@ -39,9 +39,11 @@ pub struct BatchReceiver(mpsc::Receiver<Message>);
 impl BatchReceiver {
     /// The next; `None` once the source is gone.
     pub async fn recv(&mut self) -> Option<Batch> {
-        match self.0.recv().await? {
-            Message::Batch { batch, .. } => Some(batch),
-            Message::Change(_) | Message::Stop => None,
+        loop {
+            match self.0.recv().await? {
+                Message::Batch { batch, .. } => return Some(batch),
+                _ => continue,
+            }
         }
     }
 }
