@@ -11,7 +11,7 @@ pub fn containers(name: &str) -> Vec<String> {
         None => (name, ""),
     };
     match kind {
-        "core" | "cores" | "uncore" | "gpu" => vec![format!("package{place}"), "psys".to_owned()],
+        "core" | "uncore" => vec![format!("package{place}"), "psys".to_owned()],
         "package" | "dram" => vec!["psys".to_owned()],
         _ => Vec::new(),
     }

@@ -4,11 +4,15 @@
 pub mod cgroup;
 #[expect(unsafe_code, reason = "the ring, perf events and BPF test runs have no safe wrapper")]
 pub mod ebpf;
+pub mod meter;
 pub mod procfs;
 pub mod replay;
 
 use wattpipe_pipeline::registry::SourceEntry;
 
 /// Every source of this crate.
-pub const SOURCES: &[SourceEntry] =
-    &[SourceEntry::of::<ebpf::Ebpf>(), SourceEntry::of::<replay::Replay>()];
+pub const SOURCES: &[SourceEntry] = &[
+    SourceEntry::of::<ebpf::Ebpf>(),
+    SourceEntry::of::<procfs::Procfs>(),
+    SourceEntry::of::<replay::Replay>(),
+];

@@ -94,6 +94,8 @@ fn parts_add_up(usage: &UsageBatch) {
 #[derive(Default)]
 struct Reference {
     counter: Option<(u64, u64)>,
+    /// Seconds at the most plausible power not used up, one at most.
+    credit: f64,
     used: BTreeMap<u32, f64>,
     idle: f64,
     lost: f64,
@@ -119,7 +121,11 @@ impl Reference {
             let seconds = (ms - then) as f64 / 1e3;
             let delta = if uj >= before { uj - before } else { RANGE - before + uj };
             let joules = delta as f64 / 1e6;
-            if joules <= most * (seconds + 0.002) {
+            let allowed = most * (self.credit + seconds + 0.002);
+            self.credit = (self.credit + seconds - joules / most).clamp(0.0, 1.0);
+            if joules > allowed {
+                self.credit = 0.0;
+            } else {
                 let busy: f64 = self.used.values().sum();
                 let total = busy + self.idle + self.lost;
                 let idle = match idle_mode {

@@ -7,6 +7,9 @@ use wattpipe_pipeline::{batch::Zone, units::Nanos};
 const STEP: f64 = 0.002;
 /// Power limits hold on average over seconds; short peaks go above them.
 const OVER_LIMIT: f64 = 2.0;
+/// A counter that steps rarely shows the energy of up to this many seconds at once: what a zone
+/// could have drawn and has not shown yet is kept for as long. An operator's limit is strict.
+const SAVED_SECONDS: f64 = 1.0;
 
 /// The energy between two readings, or why there is none.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -34,6 +37,8 @@ pub(super) struct Counter {
     last: Option<(Nanos, u64)>,
     /// Watts over the last interval that was taken.
     recent: Option<f64>,
+    /// Seconds at the bound that the zone has not used up lately.
+    saved: f64,
 }
 
 impl Counter {
@@ -53,7 +58,8 @@ impl Counter {
         }
         self.last = Some((ts, uj));
         let seconds = ts.since(last_ts).as_secs_f64();
-        let bound = limit.unwrap_or_else(|| plausible_watts(zone)) * (seconds + STEP);
+        let most = limit.unwrap_or_else(|| plausible_watts(zone));
+        let credit = if limit.is_some() { seconds } else { self.saved + seconds };
         let (delta, wrapped) = match uj.checked_sub(last_uj) {
             Some(delta) => (delta, false),
             None => match zone.max_energy_range_uj.filter(|range| *range >= last_uj) {
@@ -62,7 +68,8 @@ impl Counter {
             },
         };
         let joules = delta as f64 * 1e-6;
-        if joules > bound {
+        if joules > most * (credit + STEP) {
+            self.saved = 0.0;
             return if wrapped { Delta::Reset } else { Delta::Implausible };
         }
         let ambiguous = zone.max_energy_range_uj.is_some_and(|range| {
@@ -70,6 +77,7 @@ impl Counter {
             watts.is_some_and(|w| w * seconds > 0.5e-6 * range as f64)
         });
         self.recent = Some(joules / seconds);
+        self.saved = (credit - joules / most).clamp(0.0, SAVED_SECONDS);
         Delta::Energy { joules, ambiguous }
     }
 }
@@ -134,6 +142,27 @@ mod tests {
         check(&zone(None, Some(35.0)), None, 0, 1000, 60_000_000, joules(60.0));
         check(&zone(None, Some(35.0)), Some(100.0), 0, 1000, 80_000_000, joules(80.0));
         check(&zone(None, None), None, 0, 1000, u64::MAX, Delta::Implausible);
+    }
+
+    #[test]
+    fn a_counter_that_steps_once_a_second_is_plausible_between_steps() {
+        let package = zone(None, Some(35.0));
+        let mut counter = Counter::default();
+        let mut got = 0.0;
+        for tenth in 0..=30 {
+            let uj = (tenth / 10) * 60_000_000;
+            let ts = Nanos(1 + tenth * 100_000_000);
+            if let Delta::Energy { joules, .. } = counter.read(&package, None, ts, uj) {
+                got += joules;
+            }
+        }
+        assert!((got - 180.0).abs() < 1e-9, "{got}");
+        // Going on above the bound is not.
+        for tenth in 31..=40 {
+            let ts = Nanos(1 + tenth * 100_000_000);
+            let delta = counter.read(&package, None, ts, 180_000_000 + (tenth - 30) * 30_000_000);
+            assert!(tenth < 36 || delta == Delta::Implausible, "{tenth}: {delta:?}");
+        }
     }
 
     #[test]

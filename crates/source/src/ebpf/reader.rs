@@ -8,7 +8,6 @@
 
 use std::{
     os::fd::AsFd,
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -18,10 +17,13 @@ use std::{
 use wattpipe_ebpf_probe_common::{BatchHeader, Entry};
 use wattpipe_pipeline::{
     batch::{Batch, CpuInfo, Edge, SwitchBatch, Topology},
+    registry::HostRoots,
     source::{BatchSender, SourceError},
     telemetry::{Counter, Telemetry},
     units::{Cpu, Nanos, Package},
 };
+
+use crate::meter::Meters;
 
 use super::{
     cpus::{self, Cpus},
@@ -41,27 +43,43 @@ const CHUNK_BYTES: usize = 384 << 10;
 const POOL: usize = 6;
 /// Entries a kept batch may have room for; the memory of a larger one (after a stop) is given back.
 const POOL_ENTRIES: usize = 64 << 10;
+/// Switches a second from which on a machine is not idle.
+const BUSY_SWITCHES: u64 = 500;
 /// The clocks' distance may move by this much (in ns) before it is told again.
 const CLOCK_STEP: u64 = 1_000_000;
 
 /// Everything the thread owns.
 pub(crate) struct Reader {
-    pub(crate) probe: Probe,
-    pub(crate) lives: Lives,
-    pub(crate) window: u64,
-    pub(crate) procfs: PathBuf,
-    pub(crate) sysfs: PathBuf,
-    pub(crate) out: BatchSender,
-    pub(crate) gauges: Gauges,
+    probe: Probe,
+    lives: Lives,
+    windows: Windows,
+    meters: Meters,
+    host: HostRoots,
+    out: BatchSender,
+    gauges: Gauges,
     streams: Streams,
     cpus: Cpus,
     pool: Vec<Arc<SwitchBatch>>,
     batch: SwitchBatch,
     topology: Option<Topology>,
     life_lost: u64,
+    untraced: u64,
+    /// There were enough switches in the last window for slices to tell anything apart.
+    busy: bool,
     peeks: Vec<Peek>,
     peeked: Vec<Entry>,
     told: StreamCounts,
+}
+
+/// When windows close and meters are read, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Windows {
+    /// Distance of edges.
+    pub(crate) length: u64,
+    /// Distance of meter readings between edges; `None` for none.
+    pub(crate) slice: Option<u64>,
+    /// Slices are read on an idle machine too.
+    pub(crate) slices_when_idle: bool,
 }
 
 /// A copy of an idle CPU's open batch.
@@ -78,6 +96,7 @@ pub(crate) struct Gauges {
     late: Counter,
     malformed: Counter,
     life_lost: Counter,
+    untraced: Counter,
     ipis: Counter,
 }
 
@@ -97,6 +116,10 @@ impl Gauges {
                 "wattpipe_source_life_cycle_lost_total",
                 "Fork, exec and exit records lost; each time a snapshot makes up for them",
             ),
+            untraced: counter(
+                "wattpipe_source_untraced_switches_total",
+                "Switches the kernel's tracepoint did not show, put back in",
+            ),
             ipis: counter("wattpipe_source_flush_ipis_total", "CPUs interrupted to close a window"),
         }
     }
@@ -106,31 +129,31 @@ impl Gauges {
 struct ChainGone;
 
 impl Reader {
-    #[expect(clippy::too_many_arguments, reason = "called once, by the source")]
     pub(crate) fn new(
         probe: Probe,
         lives: Lives,
-        possible: u32,
-        window: u64,
-        procfs: PathBuf,
-        sysfs: PathBuf,
+        windows: Windows,
+        meters: Meters,
+        host: HostRoots,
         out: BatchSender,
         gauges: Gauges,
     ) -> Self {
         Self {
+            streams: Streams::new(probe.cpus),
             probe,
             lives,
-            window,
-            procfs,
-            sysfs,
+            windows,
+            meters,
+            host,
             out,
             gauges,
-            streams: Streams::new(possible),
             cpus: Cpus::default(),
             pool: Vec::new(),
             batch: SwitchBatch::default(),
             topology: None,
             life_lost: 0,
+            untraced: 0,
+            busy: false,
             peeks: Vec::new(),
             peeked: Vec::new(),
             told: StreamCounts::default(),
@@ -145,25 +168,29 @@ impl Reader {
                 .map_err(EbpfError::io("preparing to sleep"))?
         };
         self.snapshot();
-        let mut next = match self.edge() {
-            Ok(edge) => edge + self.window,
-            Err(ChainGone) => return Ok(()),
-        };
+        let Ok(mut edge) = self.edge() else { return Ok(()) };
+        let mut next = edge + self.windows.length;
+        let mut slice = self.first_slice(edge);
         while !stop.load(Ordering::Acquire) {
-            sleeper.until(next).map_err(EbpfError::io("setting the timer"))?;
+            sleeper.until(next.min(slice)).map_err(EbpfError::io("setting the timer"))?;
             sleeper.sleep().map_err(EbpfError::io("sleeping"))?;
-            let step = if sys::monotonic() >= next {
-                self.edge().map(|edge| {
-                    // A late edge makes one longer window; the grid stays where it was.
-                    next += self.window;
-                    if next <= edge {
-                        next = edge + self.window;
-                    }
-                })
-            } else {
-                self.collect()
-            };
-            if step.is_err() {
+            let now = sys::monotonic();
+            if now >= next {
+                match self.edge() {
+                    Ok(taken) => edge = taken,
+                    Err(ChainGone) => return Ok(()),
+                }
+                // A late edge makes one longer window; the grid stays where it was.
+                next += self.windows.length;
+                if next <= edge {
+                    next = edge + self.windows.length;
+                }
+                slice = self.first_slice(edge);
+            } else if now >= slice {
+                // Goes out with the entries that follow it.
+                self.batch.readings.extend(self.meters.read_all(Nanos(now)));
+                slice = now + self.windows.slice.unwrap_or(u64::MAX / 2);
+            } else if self.collect().is_err() {
                 return Ok(());
             }
         }
@@ -172,24 +199,41 @@ impl Reader {
         Ok(())
     }
 
-    /// Takes everything up to now from both rings, in batches.
-    fn collect(&mut self) -> Result<(), ChainGone> {
+    /// When the meters are read first after an edge; beyond any window for never.
+    fn first_slice(&self, edge: u64) -> u64 {
+        match self.windows.slice {
+            Some(slice) if self.busy || self.windows.slices_when_idle => edge + slice,
+            _ => u64::MAX,
+        }
+    }
+
+    /// Takes everything up to now from both rings; sends it but for a last, not yet full batch.
+    fn empty_rings(&mut self) -> Result<(), ChainGone> {
         let head = self.probe.switches.head();
         self.drain_life();
         while self.drain_switches(head, CHUNK_BYTES) {
             self.send()?;
         }
-        if !self.batch.entries.is_empty() || !self.batch.processes.is_empty() {
-            self.send()?;
-        }
         Ok(())
+    }
+
+    /// Takes and sends what waits in the rings.
+    fn collect(&mut self) -> Result<(), ChainGone> {
+        self.empty_rings()?;
+        if self.batch.entries.is_empty() && self.batch.processes.is_empty() {
+            return Ok(());
+        }
+        self.send()
     }
 
     /// Closes a window and returns its edge.
     fn edge(&mut self) -> Result<u64, ChainGone> {
-        self.collect()?;
+        self.empty_rings()?;
         self.follow_cpus();
         let edge = sys::monotonic();
+        if !self.meters.is_empty() {
+            self.batch.readings.extend(self.meters.read_all(Nanos(edge)));
+        }
         self.complete_streams();
         let head = self.probe.switches.head();
         self.drain_life();
@@ -293,11 +337,11 @@ impl Reader {
             Some(Err(error)) => tracing::warn!("the task iterator failed ({error}); reading /proc"),
             None => {}
         }
-        proc_snapshot::read(&self.procfs, &mut self.batch.processes);
+        proc_snapshot::read(&self.host.procfs, &mut self.batch.processes);
     }
 
     fn follow_cpus(&mut self) {
-        match Cpus::read(&self.sysfs) {
+        match Cpus::read(&self.host.sysfs) {
             Ok(cpus) => self.cpus = cpus,
             Err(error) => tracing::warn!("the list of online CPUs cannot be read: {error}"),
         }
@@ -325,7 +369,7 @@ impl Reader {
             return;
         }
         let cpus = self.cpus.online.iter().map(|&cpu| {
-            let (package, core) = cpus::place(&self.sysfs, cpu);
+            let (package, core) = cpus::place(&self.host.sysfs, cpu);
             CpuInfo { cpu: Cpu(cpu), package: Package(package), core }
         });
         let topology = Topology { cpus: cpus.collect(), boot_unix_ns };
@@ -335,11 +379,16 @@ impl Reader {
 
     fn count(&mut self) {
         let (now, told) = (self.streams.counts, self.told);
-        self.gauges.switches.add(now.switches - told.switches);
+        let switches = now.switches - told.switches;
+        self.busy = switches >= BUSY_SWITCHES * self.windows.length / 1_000_000_000;
+        self.gauges.switches.add(switches);
         self.gauges.lost.add(now.lost - told.lost);
         self.gauges.late.add(now.late - told.late);
         self.gauges.malformed.add(now.malformed - told.malformed);
         self.told = now;
+        let untraced = self.probe.untraced();
+        self.gauges.untraced.add(untraced - self.untraced);
+        self.untraced = untraced;
     }
 
     /// Hands the batch over and takes up the memory of one that everybody is done with.
