@@ -62,7 +62,11 @@ fn main() {
     for round in 0..=rounds {
         for (i, (name, subject)) in subjects.iter().enumerate() {
             let (measured, cpu) = run(*subject, trips);
-            assert!(measured.runs > trips, "{name}: {} runs for {trips} round trips", measured.runs);
+            assert!(
+                measured.runs > trips,
+                "{name}: {} runs for {trips} round trips",
+                measured.runs
+            );
             // The first round warms up.
             if round > 0 {
                 results[i].push(measured.ns as f64 / measured.runs as f64);
