@@ -10,7 +10,7 @@ use wattpipe_ebpf_probe_common::{Batch, Entry, FLAG_CYCLES};
 
 use crate::{
     batch,
-    globals::{batch_events, counters, offset},
+    globals::{counters, offset},
 };
 
 /// Puts the switch from the last task to `now.prev` before `now`. Cold: never runs on most kernels.
@@ -30,12 +30,8 @@ pub(crate) fn put_back<const CYCLES: bool>(batch: &mut Batch, now: Entry) {
         0
     };
     let missed = Entry { ts: now.ts - between + ran, cycles, prev: last.next, next: now.prev };
-    let count = batch::push(batch, missed);
-    if count < batch_events() {
-        batch::publish(batch, count);
-    } else {
-        batch::send(batch, count, if CYCLES { FLAG_CYCLES } else { 0 });
-    }
+    let used = batch::push::<CYCLES>(batch, missed);
+    batch::pushed(batch, used, if CYCLES { FLAG_CYCLES } else { 0 });
     if let Some(counters) = counters() {
         counters.untraced += 1;
     }

@@ -4,7 +4,6 @@
 //! All subjects in turn, round after round, so that a machine that gets faster or slower does so
 //! for all; medians over the rounds. The load is two processes that wake each other by pipes.
 
-#![expect(missing_docs, reason = "a benchmark has no interface")]
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark fails loudly")]
 #![expect(clippy::panic, reason = "a benchmark fails loudly")]
 
@@ -55,14 +54,22 @@ fn main() {
     let rounds = usize::try_from(number("--rounds", 9)).unwrap();
     let trips = number("--trips", 100_000);
     let _statistics = statistics().expect("this needs root");
-    let subjects = subjects();
+    let mut subjects = subjects();
+    if let Some(at) = args.iter().position(|a| a == "--only") {
+        let only: Vec<&str> = args[at + 1].split(',').collect();
+        subjects.retain(|(name, _)| only.contains(name));
+    }
     let mut results: Vec<Vec<f64>> = vec![Vec::new(); subjects.len()];
     let mut reader = Vec::new();
     let mut lost = 0;
     for round in 0..=rounds {
         for (i, (name, subject)) in subjects.iter().enumerate() {
             let (measured, cpu) = run(*subject, trips);
-            assert!(measured.runs > trips, "{name}: {} runs for {trips} round trips", measured.runs);
+            assert!(
+                measured.runs > trips,
+                "{name}: {} runs for {trips} round trips",
+                measured.runs
+            );
             // The first round warms up.
             if round > 0 {
                 results[i].push(measured.ns as f64 / measured.runs as f64);
@@ -76,7 +83,9 @@ fn main() {
     }
     eprintln!();
     let medians: Vec<f64> = results.into_iter().map(median).collect();
-    let of = |name: &str| medians[subjects.iter().position(|(n, _)| *n == name).unwrap()];
+    let of = |name: &str| {
+        subjects.iter().position(|(n, _)| *n == name).map_or(f64::NAN, |at| medians[at])
+    };
     let least = of("stored").min(of("stored_by_cpu")) - of("empty");
     let programs: Vec<_> = subjects
         .iter()

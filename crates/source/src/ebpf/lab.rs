@@ -7,7 +7,9 @@ use aya::{Ebpf, EbpfLoader, programs::BtfTracePoint};
 use wattpipe_pipeline::{batch::SwitchBatch, registry::HostRoots};
 
 use super::{
-    Attach, Clock, EbpfError, cpus::Cpus, loader,
+    Attach, Clock, EbpfError,
+    cpus::Cpus,
+    loader,
     loader::{Options, Probe, kernel_btf},
     stream::Streams,
     sys::{self, PerfEvent},
@@ -73,8 +75,8 @@ impl Loaded {
         let inner = match subject {
             Subject::Baseline(name) => Inner::Baseline(Box::new(baseline(name)?), name),
             Subject::Probe { attach, clock, counter, batch_events } => {
-                let options = options(attach, clock, counter, batch_events)
-                    .map_err(|e| e.to_string())?;
+                let options =
+                    options(attach, clock, counter, batch_events).map_err(|e| e.to_string())?;
                 let probe = Probe::load(Path::new("/sys"), &options).map_err(|e| e.to_string())?;
                 Inner::Probe {
                     program: loader::switch_program(attach, clock, counter),
