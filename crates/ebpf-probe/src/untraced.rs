@@ -14,8 +14,32 @@ use crate::{
 };
 
 /// Puts the switch from the last task to `now.prev` before `now`. Cold: never runs on most kernels.
-#[inline(never)]
+#[inline(always)]
 pub(crate) fn put_back<const CYCLES: bool>(batch: &mut Batch, now: Entry) {
+    if CYCLES {
+        put_back_with_cycles(batch, now.ts, now.prev, now.cycles);
+    } else {
+        put_back_plain(batch, now.ts, now.prev);
+    }
+}
+
+// Functions of their own, so that the hot path stays short; with plain names, since a mangled one
+// would hold a hash of the build's directory.
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn put_back_plain(batch: &mut Batch, ts: u64, prev: u32) {
+    insert::<false>(batch, Entry { ts, cycles: 0, prev, next: prev });
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn put_back_with_cycles(batch: &mut Batch, ts: u64, prev: u32, cycles: u64) {
+    insert::<true>(batch, Entry { ts, cycles, prev, next: prev });
+}
+
+#[inline(always)]
+fn insert<const CYCLES: bool>(batch: &mut Batch, now: Entry) {
     if batch.last_task == 0 {
         return;
     }
