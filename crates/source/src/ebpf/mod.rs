@@ -51,13 +51,14 @@ use wattpipe_pipeline::{
 };
 
 pub use config::{Attach, Clock, Cycles, EbpfConfig, MeterInterval};
+pub(crate) use cpus::place;
 pub use error::EbpfError;
 
 use crate::meter::Meters;
 use cgroup::Cgroups;
 use life::Lives;
 use loader::{Options, Probe};
-use reader::{Gauges, Reader, Windows};
+use reader::{Gauges, Reader, Surroundings, Windows};
 use sys::Bell;
 
 /// See the module.
@@ -81,7 +82,7 @@ impl SourceComponent for Ebpf {
 #[async_trait]
 impl Source for Ebpf {
     async fn run(self: Box<Self>, context: SourceContext) -> Result<(), SourceError> {
-        let SourceContext { id, out, mut shutdown, telemetry } = context;
+        let SourceContext { id, out, mut shutdown, telemetry, privileges, pace } = context;
         let stop = Stop {
             flag: Arc::default(),
             bell: Arc::new(Bell::new().map_err(EbpfError::io("making an event descriptor"))?),
@@ -93,7 +94,9 @@ impl Source for Ebpf {
             .spawn(move || {
                 let result = start(&self.config, self.host, &id, out, &telemetry)
                     .map_err(SourceError::from)
-                    .and_then(|reader| reader.run(&bell, &flag));
+                    .and_then(|reader| {
+                        reader.run(&bell, &flag, &Surroundings { privileges, pace })
+                    });
                 // Nobody waits any more when the source was dropped.
                 let _ = done.send(result);
             })

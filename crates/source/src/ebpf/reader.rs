@@ -17,8 +17,9 @@ use std::{
 use wattpipe_ebpf_probe_common::{BatchHeader, Entry};
 use wattpipe_pipeline::{
     batch::{Batch, CpuInfo, Edge, SwitchBatch, Topology},
+    privileges::Privileges,
     registry::HostRoots,
-    source::{BatchSender, SourceError},
+    source::{BatchSender, Pace, SourceError},
     telemetry::{Counter, Telemetry},
     units::{Cpu, Nanos, Package},
 };
@@ -69,6 +70,7 @@ pub(crate) struct Reader {
     peeks: Vec<Peek>,
     peeked: Vec<Entry>,
     told: StreamCounts,
+    privileges: Privileges,
 }
 
 /// When windows close and meters are read, in nanoseconds.
@@ -80,6 +82,14 @@ pub(crate) struct Windows {
     pub(crate) slice: Option<u64>,
     /// Slices are read on an idle machine too.
     pub(crate) slices_when_idle: bool,
+}
+
+/// What the agent lends a running source.
+pub(crate) struct Surroundings {
+    /// To be raised around what needs them after the first batch.
+    pub(crate) privileges: Privileges,
+    /// By how much windows are to be longer than configured.
+    pub(crate) pace: Pace,
 }
 
 /// A copy of an idle CPU's open batch.
@@ -157,11 +167,19 @@ impl Reader {
             peeks: Vec::new(),
             peeked: Vec::new(),
             told: StreamCounts::default(),
+            privileges: Privileges::default(),
         }
     }
 
     /// Runs until `stop`, or until nobody takes its batches.
-    pub(crate) fn run(mut self, bell: &Bell, stop: &AtomicBool) -> Result<(), SourceError> {
+    pub(crate) fn run(
+        mut self,
+        bell: &Bell,
+        stop: &AtomicBool,
+        around: &Surroundings,
+    ) -> Result<(), SourceError> {
+        self.privileges = around.privileges.clone();
+        let length = |windows: &Windows| windows.length * u64::from(around.pace.factor());
         let sleeper = {
             let [switches, life] = self.probe.wakeups();
             Sleeper::new(&[bell.as_fd(), switches, life])
@@ -169,7 +187,7 @@ impl Reader {
         };
         self.snapshot();
         let Ok(mut edge) = self.edge() else { return Ok(()) };
-        let mut next = edge + self.windows.length;
+        let mut next = edge + length(&self.windows);
         let mut slice = self.first_slice(edge);
         while !stop.load(Ordering::Acquire) {
             sleeper.until(next.min(slice)).map_err(EbpfError::io("setting the timer"))?;
@@ -181,9 +199,9 @@ impl Reader {
                     Err(ChainGone) => return Ok(()),
                 }
                 // A late edge makes one longer window; the grid stays where it was.
-                next += self.windows.length;
+                next += length(&self.windows);
                 if next <= edge {
-                    next = edge + self.windows.length;
+                    next = edge + length(&self.windows);
                 }
                 slice = self.first_slice(edge);
             } else if now >= slice {
@@ -327,6 +345,8 @@ impl Reader {
 
     /// Everything that lives now.
     fn snapshot(&mut self) {
+        let privileges = self.privileges.clone();
+        let _raised = privileges.raise();
         match self.probe.snapshot() {
             Some(Ok(bytes)) => {
                 for record in bytes.chunks_exact(RECORD_BYTES) {
@@ -347,6 +367,11 @@ impl Reader {
         }
         let Some(counters) = &mut self.probe.counters else { return };
         let frozen = std::mem::take(&mut self.streams.frozen);
+        if frozen.is_empty() && counters.covers(&self.cpus.online) {
+            return;
+        }
+        let privileges = self.privileges.clone();
+        let _raised = privileges.raise();
         let result = counters.follow(&self.cpus.online).and_then(|()| {
             frozen
                 .into_iter()
