@@ -51,6 +51,11 @@ fn main() {
         let at = args.iter().position(|a| a == name);
         at.and_then(|i| args.get(i + 1)).and_then(|v| v.parse().ok()).unwrap_or(default)
     };
+    // Only the load, for the agent to be measured under.
+    let load = number("--load", 0);
+    if load > 0 {
+        return ping_pong(load);
+    }
     let rounds = usize::try_from(number("--rounds", 9)).unwrap();
     let trips = number("--trips", 100_000);
     let _statistics = statistics().expect("this needs root");

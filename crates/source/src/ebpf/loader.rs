@@ -33,9 +33,9 @@ use super::{
 /// The committed object (`cargo xtask ebpf` builds it), aligned as its parser wants it.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../probe/wattpipe.bpf.o");
 
-/// The object to load. A benchmark may try another one.
+/// The object to load. Tests and benchmarks may try another one.
 fn object() -> Cow<'static, [u8]> {
-    #[cfg(feature = "bench")]
+    #[cfg(any(test, feature = "bench"))]
     if let Some(bytes) = std::env::var_os("PROBE_OBJECT").and_then(|path| fs::read(path).ok()) {
         return bytes.into();
     }
