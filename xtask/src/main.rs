@@ -1,5 +1,7 @@
 //! Tasks of the project: `cargo xtask <task>`. Each task is a module of its own.
 
+mod bench_probe;
+mod ebpf;
 mod process;
 mod test;
 
@@ -18,6 +20,10 @@ struct Cli {
 enum Task {
     /// Format, lints, generated documents: what needs no privileges and no other machine.
     Check,
+    /// Builds the kernel programs, or checks that the committed ones are what the sources give.
+    Ebpf(ebpf::Args),
+    /// What a switch costs, in the kernel and in the agent.
+    BenchProbe(bench_probe::Args),
     /// All tests: installs what they need, asks sudo where it is not root already.
     Test(test::Args),
 }
@@ -25,6 +31,8 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Check => test::check(),
+        Task::Ebpf(args) => ebpf::ebpf(&args),
+        Task::BenchProbe(args) => bench_probe::bench_probe(&args),
         Task::Test(args) => test::test(&args),
     };
     match result {
