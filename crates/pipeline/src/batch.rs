@@ -25,6 +25,7 @@ pub enum Batch {
 /// The kind of a batch: what a component says it takes and emits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum BatchKind {
     /// [`Batch::Switches`].
     Switches,
@@ -180,7 +181,8 @@ pub struct Edge {
 ///   does (a fork before its child's first switch-in); it may well come before older switches;
 /// - a meter reading stands in this batch or an earlier one when an entry later than it does;
 /// - an edge closes a window: all records up to its `ts` are in this batch or earlier ones, and
-///   only a batch with an edge may hold entries later than that edge.
+///   only a batch with an edge may hold entries later than that edge, and none later than the
+///   edge after it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SwitchBatch {
     /// CPUs and clock, where they changed; holds before everything else in the batch.

@@ -22,6 +22,7 @@ use crate::{
 /// How settled a component is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Stability {
     /// May change without notice.
     Alpha,
@@ -97,10 +98,14 @@ pub struct BuildContext {
     pub resource: Arc<AttributeSet>,
     /// Where it counts.
     pub telemetry: Telemetry,
+    /// All sources of its pipelines read recordings: nothing of this host is to be asked, not even
+    /// in the background.
+    pub replay: bool,
 }
 
-/// Validated configuration of one component, ready to build.
-pub trait Factory<T: ?Sized>: Send + Sync {
+/// Validated configuration of one component, ready to build. Made by [`Entry::parse`] alone: the
+/// trait is sealed, so that methods can be added.
+pub trait Factory<T: ?Sized>: sealed::Sealed + Send + Sync {
     /// Builds it. No I/O.
     fn build(&self, context: &BuildContext) -> Result<Box<T>, BuildError>;
     /// The configuration with every default filled in, secrets redacted.
@@ -111,10 +116,16 @@ pub trait Factory<T: ?Sized>: Send + Sync {
     fn raw(&self) -> &Value;
 }
 
+mod sealed {
+    /// Keeps [`Factory`](super::Factory) to this module.
+    pub trait Sealed {}
+}
+
 /// A factory, or everything that is wrong with the configuration.
 pub type Parse<T> = Result<Box<dyn Factory<T>>, Vec<ConfigProblem>>;
 
-/// A row of the registry.
+/// A row of the registry, made by its `of`.
+#[non_exhaustive]
 pub struct Entry<T: ?Sized + 'static> {
     /// Type in the configuration.
     pub name: &'static str,
@@ -247,9 +258,11 @@ struct Parsed<C, T: ?Sized> {
 
 impl<C: Config, T: ?Sized + 'static> Parsed<C, T> {
     fn parse(raw: &Value, build: BuildFn<C, T>, takes: fn(&C) -> &'static [BatchKind]) -> Parse<T> {
-        Ok(Box::new(Self { config: typed(raw)?, raw: raw.clone(), build, takes }))
+        Ok(Box::new(Self { config: parse_config(raw)?, raw: raw.clone(), build, takes }))
     }
 }
+
+impl<C, T: ?Sized> sealed::Sealed for Parsed<C, T> {}
 
 impl<C: Config, T: ?Sized + 'static> Factory<T> for Parsed<C, T> {
     fn build(&self, context: &BuildContext) -> Result<Box<T>, BuildError> {
@@ -305,7 +318,8 @@ impl Registry {
     }
 }
 
-fn typed<C: Config>(value: &Value) -> Result<C, Vec<ConfigProblem>> {
+/// Typed configuration from a value (an empty one means defaults), or what is wrong with it.
+pub fn parse_config<C: Config>(value: &Value) -> Result<C, Vec<ConfigProblem>> {
     let config = match value {
         Value::Empty(..) => C::default(),
         other => {
@@ -327,16 +341,47 @@ fn problem(error: figment::Error) -> ConfigProblem {
         Kind::UnknownVariant(name, expected) => {
             (format!("unknown value `{name}`"), owned(expected))
         }
-        Kind::InvalidType(actual, expected) => {
-            (format!("expected {expected}, found {actual}"), vec![])
-        }
-        Kind::InvalidValue(actual, expected) => {
-            (format!("expected {expected}, found {actual}"), vec![])
+        Kind::InvalidType(actual, expected) | Kind::InvalidValue(actual, expected) => {
+            (format!("expected {}, found {}", form(&expected), found(&actual)), vec![])
         }
         Kind::MissingField(name) => (format!("missing key `{name}`"), vec![]),
         other => (other.to_string(), vec![]),
     };
     ConfigProblem { path, message, allowed }
+}
+
+/// What serde expects, in the words of somebody who writes YAML.
+fn form(expected: &str) -> String {
+    let range = |min: &str, max: &str| format!("a whole number from {min} to {max}");
+    match expected {
+        "u8" => range("0", "255"),
+        "u16" => range("0", "65535"),
+        "u32" => range("0", "4294967295"),
+        "u64" | "usize" | "u128" => "a whole number, not negative".to_owned(),
+        "i8" | "i16" | "i32" | "i64" | "isize" | "i128" => "a whole number".to_owned(),
+        "f32" | "f64" => "a number".to_owned(),
+        "a boolean" | "bool" => "true or false".to_owned(),
+        "a string" | "path string" | "string" => "text".to_owned(),
+        "a sequence" => "a list".to_owned(),
+        other if other.starts_with("struct ") => "a map of settings".to_owned(),
+        other => other.to_owned(),
+    }
+}
+
+fn found(actual: &figment::error::Actual) -> String {
+    use figment::error::Actual;
+    match actual {
+        Actual::Bool(b) => format!("`{b}`"),
+        Actual::Unsigned(n) => format!("`{n}`"),
+        Actual::Signed(n) => format!("`{n}`"),
+        Actual::Float(n) => format!("`{n}`"),
+        Actual::Str(s) => format!("`{s}`"),
+        Actual::Char(c) => format!("`{c}`"),
+        Actual::Unit | Actual::Option => "nothing".to_owned(),
+        Actual::Seq => "a list".to_owned(),
+        Actual::Map => "a map".to_owned(),
+        other => other.to_string(),
+    }
 }
 
 fn owned(names: &[&str]) -> Vec<String> {

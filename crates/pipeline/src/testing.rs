@@ -4,15 +4,69 @@
 
 use std::sync::Arc;
 
+use tokio::sync::mpsc;
+
 use crate::{
     batch::{
         Batch, CpuBlock, CpuInfo, Edge, MeterReading, ProcessEvent, ProcessEventKind, Switch,
         SwitchBatch, Topology, UsageBatch, Zone,
     },
     identity::Process,
+    privileges::Privileges,
     processor::{Processor, ProcessorError},
+    runner::{Gate, Message},
+    shutdown::{self, Trigger},
+    source::{BatchSender, Pace, SourceContext},
+    telemetry::Telemetry,
     units::{Cpu, Nanos, Package, Tgid},
 };
+
+/// A source under test: what it is run with, and the other end of that.
+#[derive(Debug)]
+pub struct SourceHarness {
+    /// For [`Source::run`](crate::source::Source::run).
+    pub context: SourceContext,
+    /// What it sent.
+    pub batches: BatchReceiver,
+    /// Stops it.
+    pub trigger: Trigger,
+}
+
+/// The batches a source under test sends.
+#[derive(Debug)]
+pub struct BatchReceiver(mpsc::Receiver<Message>);
+
+impl BatchReceiver {
+    /// The next; `None` once the source is gone.
+    pub async fn recv(&mut self) -> Option<Batch> {
+        loop {
+            match self.0.recv().await? {
+                Message::Batch { batch, .. } => return Some(batch),
+                _ => continue,
+            }
+        }
+    }
+}
+
+/// Prepares to run a source by itself; `queue` batches wait before it has to.
+pub fn source_harness(id: &str, queue: usize) -> SourceHarness {
+    let (tx, rx) = mpsc::channel(queue);
+    let (trigger, shutdown) = shutdown::channel();
+    let context = SourceContext {
+        id: id.to_owned(),
+        out: BatchSender {
+            source: 0,
+            tx,
+            gate: Arc::new(Gate::open_from_start()),
+            privileges: Privileges::default(),
+        },
+        shutdown,
+        telemetry: Telemetry::default(),
+        privileges: Privileges::default(),
+        pace: Pace::default(),
+    };
+    SourceHarness { context, batches: BatchReceiver(rx), trigger }
+}
 
 /// Builds a [`SwitchBatch`] record by record.
 #[derive(Clone, Debug, Default)]

@@ -33,6 +33,12 @@ impl Sub for Nanos {
     }
 }
 
+impl std::iter::Sum for Nanos {
+    fn sum<I: Iterator<Item = Nanos>>(items: I) -> Nanos {
+        Nanos(items.map(|n| n.0).sum())
+    }
+}
+
 impl From<Duration> for Nanos {
     fn from(d: Duration) -> Self {
         Nanos(u64::try_from(d.as_nanos()).unwrap_or(u64::MAX))
@@ -279,6 +285,12 @@ impl JsonSchema for ConfigSize {
     }
 }
 
+/// A unix time in nanoseconds as RFC 3339 in UTC with nanoseconds, the form of all records.
+pub fn rfc3339(unix_ns: u64) -> String {
+    let time = std::time::UNIX_EPOCH + Duration::from_nanos(unix_ns);
+    humantime::format_rfc3339_nanos(time).to_string()
+}
+
 /// A credential in configuration. It prints and serialises as `[REDACTED]`.
 #[derive(Clone, Default, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(transparent)]
@@ -340,6 +352,11 @@ mod tests {
             let d: ConfigDuration = text.parse().unwrap();
             assert_eq!(d.to_string().parse::<ConfigDuration>().unwrap(), d);
         }
+    }
+
+    #[test]
+    fn times_print_with_nanoseconds() {
+        assert_eq!(rfc3339(1_790_000_000_000_000_001), "2026-09-21T14:13:20.000000001Z");
     }
 
     #[test]

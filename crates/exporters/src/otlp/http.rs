@@ -16,7 +16,7 @@ use wattpipe_pipeline::{
 };
 
 use super::{
-    config::{Compression, Encoding, OtlpHttpConfig, TlsConfig},
+    config::{Compression, Encoding, OtlpHttpConfig},
     encode::EncoderOptions,
     requests,
     sender::Sender,

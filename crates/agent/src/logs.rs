@@ -1,0 +1,46 @@
+//! The agent's log on standard error.
+
+use std::io::IsTerminal;
+
+use tracing::level_filters::LevelFilter;
+use tracing_subscriber::{Layer, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt};
+use wattpipe_exporters::stdout::screen::LogWriter;
+
+use crate::config::model::{LogFormat, LogLevel, Logs};
+
+/// Changes the level of a running log.
+#[derive(Clone)]
+pub(crate) struct LogHandle(reload::Handle<LevelFilter, Registry>);
+
+impl LogHandle {
+    /// Logs from `level` on.
+    pub(crate) fn set_level(&self, level: LogLevel) {
+        // The subscriber lives as long as the process.
+        let _ = self.0.reload(filter(level));
+    }
+}
+
+/// Starts the log. A second start (tests) keeps the first.
+pub(crate) fn init(logs: &Logs) -> LogHandle {
+    let (level, handle) = reload::Layer::new(filter(logs.level));
+    let layer = tracing_subscriber::fmt::layer()
+        .with_writer(|| LogWriter)
+        .with_target(false)
+        .with_ansi(std::io::stderr().is_terminal());
+    let layer = match logs.format {
+        LogFormat::Text => layer.boxed(),
+        LogFormat::Json => layer.json().flatten_event(true).boxed(),
+    };
+    let _ = tracing_subscriber::registry().with(level).with(layer).try_init();
+    LogHandle(handle)
+}
+
+fn filter(level: LogLevel) -> LevelFilter {
+    match level {
+        LogLevel::Error => LevelFilter::ERROR,
+        LogLevel::Warn => LevelFilter::WARN,
+        LogLevel::Info => LevelFilter::INFO,
+        LogLevel::Debug => LevelFilter::DEBUG,
+        LogLevel::Trace => LevelFilter::TRACE,
+    }
+}

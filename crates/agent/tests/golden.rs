@@ -1,0 +1,100 @@
+//! Bad (and odd) configurations and the exact text that a user gets for each.
+//!
+//! `tests/golden/NAME.yaml` is the input, `NAME.expected` what is printed. Lines at its top may
+//! say `# set: A=B`, `# env: NAME=VALUE` or `# also: OTHER.yaml` (a file merged over this one).
+//! `UPDATE_GOLDEN=1 cargo test -p wattpipe-agent --test golden` rewrites what is expected; read
+//! the difference before you commit it.
+
+#![expect(clippy::unwrap_used, reason = "a test's own files")]
+
+mod support;
+
+use std::{collections::HashMap, fmt::Write as _, fs, path::Path};
+
+use wattpipe_agent::config::{Input, load};
+
+/// What loading `input` prints, `ok` on success.
+fn outcome(input: &Input, env: &HashMap<String, String>) -> String {
+    let agent = support::agent();
+    let (loaded, report) = load(input, agent.registry(), &|name| env.get(name).cloned());
+    let mut out = String::new();
+    for text in report.warnings.iter().chain(&report.errors) {
+        out.push_str(text);
+    }
+    assert_eq!(loaded.is_some(), report.errors.is_empty());
+    if loaded.is_some() {
+        let _ = writeln!(out, "ok");
+    }
+    out
+}
+
+fn check_file(path: &Path) -> Result<(), String> {
+    let text = fs::read(path).unwrap();
+    let text = String::from_utf8_lossy(&text);
+    let mut input = Input { files: vec![path.to_owned()], sets: vec![] };
+    let mut env = HashMap::new();
+    for line in text.lines().take_while(|l| l.starts_with('#')) {
+        if let Some(set) = line.strip_prefix("# set: ") {
+            input.sets.push(set.to_owned());
+        } else if let Some(pair) = line.strip_prefix("# env: ") {
+            let (name, value) = pair.split_once('=').unwrap();
+            env.insert(name.to_owned(), value.to_owned());
+        } else if let Some(other) = line.strip_prefix("# also: ") {
+            input.files.push(path.with_file_name(other));
+        }
+    }
+    // Messages name files as they were given: here, by their names alone.
+    let dir = format!("{}/", path.parent().unwrap().display());
+    let got = outcome(&input, &env).replace(&dir, "");
+    let expected_path = path.with_extension("expected");
+    if std::env::var_os("UPDATE_GOLDEN").is_some() {
+        fs::write(&expected_path, &got).unwrap();
+        return Ok(());
+    }
+    let expected = fs::read_to_string(&expected_path).unwrap_or_default();
+    if got == expected {
+        return Ok(());
+    }
+    Err(format!("{}:\n--- expected\n{expected}--- got\n{got}", path.display()))
+}
+
+#[test]
+fn every_bad_configuration_says_what_is_wrong() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let mut inputs: Vec<_> = fs::read_dir(dir)
+        .unwrap()
+        .map(|e| e.unwrap().path())
+        .filter(|p| p.extension().is_some_and(|e| e == "yaml"))
+        .filter(|p| !p.to_string_lossy().ends_with("-over.yaml"))
+        .collect();
+    inputs.sort();
+    assert!(inputs.len() >= 60, "only {} golden inputs", inputs.len());
+    let failures: Vec<_> = inputs.iter().filter_map(|p| check_file(p).err()).collect();
+    assert!(failures.is_empty(), "{}", failures.join("\n"));
+}
+
+#[track_caller]
+fn check_generated(text: &str, expected: &str) {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("big.yaml");
+    fs::write(&file, text).unwrap();
+    let input = Input { files: vec![file], sets: vec![] };
+    let got = outcome(&input, &HashMap::new()).replace(&format!("{}/", dir.path().display()), "");
+    assert_eq!(got, expected);
+}
+
+#[test]
+fn huge_and_deep_texts_are_refused() {
+    check_generated(
+        &"#".repeat((1 << 20) + 1),
+        "error: the configuration file `big.yaml` is larger than 1 MiB\n",
+    );
+    let deep = "[".repeat(5000);
+    let got = {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join("deep.yaml");
+        fs::write(&file, &deep).unwrap();
+        outcome(&Input { files: vec![file], sets: vec![] }, &HashMap::new())
+    };
+    assert!(got.contains("nested more than 64 levels deep"), "{got}");
+}

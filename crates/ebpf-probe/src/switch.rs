@@ -1,0 +1,94 @@
+//! `sched_switch`: one run per context switch, so every instruction here is paid a million times a
+//! second. Variants are separate programs; userland loads one.
+
+use aya_ebpf::{
+    helpers::bpf_ktime_get_ns,
+    macros::{btf_tracepoint, raw_tracepoint},
+    programs::{BtfTracePointContext, RawTracePointContext},
+};
+use wattpipe_ebpf_probe_common::{Entry, FLAG_CYCLES};
+
+use crate::{
+    access::{Access, Direct, Helper},
+    batch,
+    globals::{batch_events, offset},
+    untraced,
+};
+
+/// Where an event's time comes from.
+trait Clock {
+    unsafe fn now<A: Access>(prev: *const u8, next: *const u8) -> u64;
+}
+
+/// `CLOCK_MONOTONIC`.
+struct Monotonic;
+
+impl Clock for Monotonic {
+    #[inline(always)]
+    unsafe fn now<A: Access>(_prev: *const u8, _next: *const u8) -> u64 {
+        unsafe { bpf_ktime_get_ns() }
+    }
+}
+
+/// The run queue's clock: the class that just ran or is about to has stamped it into `exec_start`.
+struct Scheduler;
+
+impl Clock for Scheduler {
+    #[inline(always)]
+    unsafe fn now<A: Access>(prev: *const u8, next: *const u8) -> u64 {
+        let at = offset!(task_exec_start);
+        let (prev, next) = unsafe { (A::read::<u64>(prev, at), A::read::<u64>(next, at)) };
+        if prev > next { prev } else { next }
+    }
+}
+
+#[inline(always)]
+unsafe fn on_switch<A: Access, C: Clock, const CYCLES: bool>(
+    prev: *const u8,
+    next: *const u8,
+) -> i32 {
+    let at = offset!(task_tgid);
+    let entry = unsafe {
+        Entry {
+            ts: C::now::<A>(prev, next),
+            cycles: if CYCLES { batch::cycles() } else { 0 },
+            prev: A::read(prev, at),
+            next: A::read(next, at),
+        }
+    };
+    let Some(batch) = batch::current() else { return 0 };
+    if batch.last_task != prev as u64 {
+        untraced::put_back::<CYCLES>(batch, entry);
+    }
+    batch.last_task = next as u64;
+    let count = batch::push(batch, entry);
+    if count < batch_events() {
+        batch::publish(batch, count);
+    } else {
+        batch::send(batch, count, if CYCLES { FLAG_CYCLES } else { 0 });
+    }
+    0
+}
+
+macro_rules! variants {
+    ($($btf:ident, $raw:ident: $clock:ty, $cycles:literal;)*) => {$(
+        #[btf_tracepoint(function = "sched_switch")]
+        pub fn $btf(ctx: BtfTracePointContext) -> i32 {
+            // SAFETY: arguments 1 and 2 of the tracepoint are the tasks.
+            unsafe { on_switch::<Direct, $clock, $cycles>(ctx.arg(1), ctx.arg(2)) }
+        }
+
+        #[raw_tracepoint(tracepoint = "sched_switch")]
+        pub fn $raw(ctx: RawTracePointContext) -> i32 {
+            // SAFETY: arguments 1 and 2 of the tracepoint are the tasks.
+            unsafe { on_switch::<Helper, $clock, $cycles>(ctx.arg(1), ctx.arg(2)) }
+        }
+    )*};
+}
+
+variants! {
+    switch_btf, switch_raw: Monotonic, false;
+    switch_btf_cycles, switch_raw_cycles: Monotonic, true;
+    switch_btf_sched, switch_raw_sched: Scheduler, false;
+    switch_btf_sched_cycles, switch_raw_sched_cycles: Scheduler, true;
+}

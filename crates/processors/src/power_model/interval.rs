@@ -1,0 +1,221 @@
+//! What ran on a zone's CPUs between two of its readings, and the split of energy over it.
+//!
+//! Rows are addressed by number: first the rows of the window at hand, then those carried over
+//! from earlier windows in which the zone was not read.
+
+use wattpipe_pipeline::units::Nanos;
+
+/// Sums over the CPUs of a zone, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Totals {
+    /// Time that processes ran.
+    pub(super) busy: f64,
+    /// Time that CPUs were idle.
+    pub(super) idle: f64,
+    /// Time of which it is not known who had the CPU.
+    pub(super) lost: f64,
+    /// Time during which at least one CPU of a package was busy, averaged over packages.
+    pub(super) any_busy: f64,
+    /// Core time with two threads busy.
+    pub(super) pair_busy: f64,
+    /// Weight of all rows while they had their core to themselves, and while they shared it.
+    pub(super) alone: f64,
+    /// See `alone`.
+    pub(super) shared: f64,
+    /// From reading to reading.
+    pub(super) elapsed: f64,
+}
+
+impl Totals {
+    /// Σ of each CPU's online time.
+    pub(super) fn online(&self) -> f64 {
+        self.busy + self.idle + self.lost
+    }
+
+    pub(super) fn add(&mut self, other: &Totals) {
+        self.busy += other.busy;
+        self.idle += other.idle;
+        self.lost += other.lost;
+        self.any_busy += other.any_busy;
+        self.pair_busy += other.pair_busy;
+        self.alone += other.alone;
+        self.shared += other.shared;
+        self.elapsed += other.elapsed;
+    }
+
+    /// The length in seconds.
+    pub(super) fn seconds(&self) -> f64 {
+        self.elapsed * 1e-9
+    }
+
+    pub(super) fn set_elapsed(&mut self, elapsed: Nanos) {
+        self.elapsed = elapsed.0 as f64;
+    }
+}
+
+/// Usage per row since the zone's last reading.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Usage {
+    pub(super) totals: Totals,
+    pub(super) weight: Vec<f64>,
+    pub(super) time: Vec<f64>,
+    /// Rows with anything in them.
+    pub(super) touched: Vec<u32>,
+}
+
+impl Usage {
+    /// Makes room for this many rows; what is there stays.
+    pub(super) fn resize(&mut self, rows: usize) {
+        self.weight.resize(rows, 0.0);
+        self.time.resize(rows, 0.0);
+    }
+
+    pub(super) fn add(&mut self, row: u32, weight: f64, time: f64) {
+        if weight == 0.0 && time == 0.0 {
+            return;
+        }
+        let at = row as usize;
+        if self.time[at] == 0.0 && self.weight[at] == 0.0 {
+            self.touched.push(row);
+        }
+        self.weight[at] += weight;
+        self.time[at] += time;
+    }
+
+    pub(super) fn clear(&mut self) {
+        for &row in &self.touched {
+            self.weight[row as usize] = 0.0;
+            self.time[row as usize] = 0.0;
+        }
+        self.touched.clear();
+        self.totals = Totals::default();
+    }
+}
+
+/// A zone's energy since its last edge, as it goes into the window's line and rows.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Account {
+    pub(super) joules: f64,
+    pub(super) idle: f64,
+    pub(super) unattributed: f64,
+    /// Intervals that were taken.
+    pub(super) intervals: u32,
+    /// Active joules per row.
+    pub(super) active: Vec<f64>,
+    /// Weight per row, for sharing out idle joules.
+    pub(super) weight: Vec<f64>,
+    pub(super) touched: Vec<u32>,
+    pub(super) totals: Totals,
+}
+
+impl Account {
+    pub(super) fn resize(&mut self, rows: usize) {
+        self.active.resize(rows, 0.0);
+        self.weight.resize(rows, 0.0);
+    }
+
+    pub(super) fn clear(&mut self) {
+        for &row in &self.touched {
+            self.active[row as usize] = 0.0;
+            self.weight[row as usize] = 0.0;
+        }
+        self.touched.clear();
+        self.joules = 0.0;
+        self.idle = 0.0;
+        self.unattributed = 0.0;
+        self.intervals = 0;
+        self.totals = Totals::default();
+    }
+
+    pub(super) fn put(&mut self, row: u32, active: f64, weight: f64) {
+        if active == 0.0 && weight == 0.0 {
+            return;
+        }
+        let at = row as usize;
+        if self.active[at] == 0.0 && self.weight[at] == 0.0 {
+            self.touched.push(row);
+        }
+        self.active[at] += active;
+        self.weight[at] += weight;
+    }
+
+    /// Books `joules` of which `idle` are the floor's. Of the rest, lost time takes its part by
+    /// time, `lost` being how much of it counts as busy; rows take theirs by weight times
+    /// `coefficient`. With no busy time at all, the rest is unattributed.
+    pub(super) fn book(
+        &mut self,
+        usage: &Usage,
+        joules: f64,
+        idle: f64,
+        lost: f64,
+        coefficient: impl Fn(u32) -> f64,
+    ) {
+        self.joules += joules;
+        self.idle += idle;
+        self.intervals += 1;
+        self.totals.add(&usage.totals);
+        let active = (joules - idle).max(0.0);
+        let busy = usage.totals.busy;
+        let unattributed = if busy > 0.0 { active * lost / (busy + lost) } else { active };
+        let shared_out = active - unattributed;
+        let share = |row: u32| usage.weight[row as usize] * coefficient(row);
+        let sum: f64 = usage.touched.iter().map(|&row| share(row)).sum();
+        if sum > 0.0 {
+            self.unattributed += unattributed;
+            for &row in &usage.touched {
+                self.put(row, shared_out * share(row) / sum, usage.weight[row as usize]);
+            }
+            return;
+        }
+        // Nothing has weight (a counter that stands still): by time, else to nobody.
+        let sum: f64 = usage.touched.iter().map(|&row| usage.time[row as usize]).sum();
+        if sum > 0.0 {
+            self.unattributed += unattributed;
+            for &row in &usage.touched {
+                let time = usage.time[row as usize];
+                self.put(row, shared_out * time / sum, time);
+            }
+        } else {
+            self.unattributed += active;
+        }
+    }
+
+    /// Joules of workloads.
+    pub(super) fn active_sum(&self) -> f64 {
+        self.touched.iter().map(|&row| self.active[row as usize]).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Books on two rows and checks (row 0, row 1, unattributed).
+    #[track_caller]
+    fn check(times: [f64; 2], lost: f64, joules: f64, idle: f64, expected: [f64; 3]) {
+        let mut usage = Usage::default();
+        usage.resize(2);
+        for (row, time) in times.into_iter().enumerate() {
+            usage.add(row as u32, time, time);
+        }
+        usage.totals = Totals { busy: times.iter().sum(), lost, idle: 1.0, ..Totals::default() };
+        let mut account = Account::default();
+        account.resize(2);
+        account.book(&usage, joules, idle, lost, |_| 1.0);
+        let got = [account.active[0], account.active[1], account.unattributed];
+        for (g, e) in got.iter().zip(expected) {
+            assert!((g - e).abs() < 1e-12, "{got:?}, expected {expected:?}");
+        }
+        let parts = account.active_sum() + account.idle + account.unattributed;
+        assert!((parts - joules).abs() < 1e-12);
+    }
+
+    #[test]
+    fn every_joule_goes_somewhere() {
+        check([3.0, 1.0], 0.0, 10.0, 2.0, [6.0, 2.0, 0.0]);
+        check([3.0, 1.0], 4.0, 10.0, 2.0, [3.0, 1.0, 4.0]);
+        check([0.0, 0.0], 4.0, 10.0, 2.0, [0.0, 0.0, 8.0]);
+        check([0.0, 0.0], 0.0, 10.0, 2.0, [0.0, 0.0, 8.0]);
+        check([0.0, 0.0], 0.0, 10.0, 10.0, [0.0, 0.0, 0.0]);
+    }
+}

@@ -1,0 +1,446 @@
+//! The one thread that reads the probe: drains the rings when they fill, and closes windows.
+//!
+//! At an edge, in this order: empty the ring as far as it is; take the edge's time `T`; make every
+//! CPU's stream complete past `T` (by `flush`, or by a peek); remember how far the switch ring has
+//! been written; drain the life-cycle ring; drain the switch ring up to what was remembered. So a
+//! fork is always seen in or before the batch with its child's first switch-in, and only a batch
+//! with an edge holds entries later than that edge.
+
+use std::{
+    os::fd::AsFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use wattpipe_ebpf_probe_common::{BatchHeader, Entry};
+use wattpipe_pipeline::{
+    batch::{Batch, CpuInfo, Edge, SwitchBatch, Topology},
+    privileges::Privileges,
+    registry::HostRoots,
+    source::{BatchSender, Pace, SourceError},
+    telemetry::{Counter, Telemetry},
+    units::{Cpu, Nanos, Package},
+};
+
+use crate::meter::Meters;
+
+use super::{
+    cpus::{self, Cpus},
+    error::EbpfError,
+    life::{Lives, RECORD_BYTES},
+    loader::{Flushed, Probe},
+    proc_snapshot,
+    ring::{Drained, Ring},
+    stream::{StreamCounts, Streams},
+    sys::{self, Bell, Sleeper},
+};
+
+/// Bytes of ring that one batch to the chain holds: large enough that handing over costs nothing,
+/// small enough to stay in a cache.
+const CHUNK_BYTES: usize = 384 << 10;
+/// Batches whose memory is kept for reuse.
+const POOL: usize = 6;
+/// Entries a kept batch may have room for; the memory of a larger one (after a stop) is given back.
+const POOL_ENTRIES: usize = 64 << 10;
+/// Switches a second from which on a machine is not idle.
+const BUSY_SWITCHES: u64 = 500;
+/// The clocks' distance may move by this much (in ns) before it is told again.
+const CLOCK_STEP: u64 = 1_000_000;
+
+/// Everything the thread owns.
+pub(crate) struct Reader {
+    probe: Probe,
+    lives: Lives,
+    windows: Windows,
+    meters: Meters,
+    host: HostRoots,
+    out: BatchSender,
+    gauges: Gauges,
+    streams: Streams,
+    cpus: Cpus,
+    pool: Vec<Arc<SwitchBatch>>,
+    batch: SwitchBatch,
+    topology: Option<Topology>,
+    life_lost: u64,
+    untraced: u64,
+    /// There were enough switches in the last window for slices to tell anything apart.
+    busy: bool,
+    peeks: Vec<Peek>,
+    peeked: Vec<Entry>,
+    told: StreamCounts,
+    privileges: Privileges,
+}
+
+/// When windows close and meters are read, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Windows {
+    /// Distance of edges.
+    pub(crate) length: u64,
+    /// Distance of meter readings between edges; `None` for none.
+    pub(crate) slice: Option<u64>,
+    /// Slices are read on an idle machine too.
+    pub(crate) slices_when_idle: bool,
+}
+
+/// What the agent lends a running source.
+pub(crate) struct Surroundings {
+    /// To be raised around what needs them after the first batch.
+    pub(crate) privileges: Privileges,
+    /// By how much windows are to be longer than configured.
+    pub(crate) pace: Pace,
+}
+
+/// A copy of an idle CPU's open batch.
+struct Peek {
+    header: BatchHeader,
+    from: u32,
+    entries: std::ops::Range<usize>,
+}
+
+/// What the source counts.
+pub(crate) struct Gauges {
+    switches: Counter,
+    lost: Counter,
+    late: Counter,
+    malformed: Counter,
+    life_lost: Counter,
+    untraced: Counter,
+    ipis: Counter,
+}
+
+impl Gauges {
+    pub(crate) fn new(telemetry: &Telemetry, source: &str) -> Self {
+        let labels = [("source", source)];
+        let counter = |name, help| telemetry.counter(name, help, &labels);
+        Self {
+            switches: counter("wattpipe_source_switches_total", "Context switches received"),
+            lost: counter("wattpipe_source_lost_total", "Context switches lost before userland"),
+            late: counter(
+                "wattpipe_source_late_total",
+                "Switches moved up to the window edge they missed",
+            ),
+            malformed: counter("wattpipe_source_malformed_total", "Records that made no sense"),
+            life_lost: counter(
+                "wattpipe_source_life_cycle_lost_total",
+                "Fork, exec and exit records lost; each time a snapshot makes up for them",
+            ),
+            untraced: counter(
+                "wattpipe_source_untraced_switches_total",
+                "Switches the kernel's tracepoint did not show, put back in",
+            ),
+            ipis: counter("wattpipe_source_flush_ipis_total", "CPUs interrupted to close a window"),
+        }
+    }
+}
+
+/// The chain has stopped taking batches.
+struct ChainGone;
+
+impl Reader {
+    pub(crate) fn new(
+        probe: Probe,
+        lives: Lives,
+        windows: Windows,
+        meters: Meters,
+        host: HostRoots,
+        out: BatchSender,
+        gauges: Gauges,
+    ) -> Self {
+        Self {
+            streams: Streams::new(probe.cpus),
+            probe,
+            lives,
+            windows,
+            meters,
+            host,
+            out,
+            gauges,
+            cpus: Cpus::default(),
+            pool: Vec::new(),
+            batch: SwitchBatch::default(),
+            topology: None,
+            life_lost: 0,
+            untraced: 0,
+            busy: false,
+            peeks: Vec::new(),
+            peeked: Vec::new(),
+            told: StreamCounts::default(),
+            privileges: Privileges::default(),
+        }
+    }
+
+    /// Runs until `stop`, or until nobody takes its batches.
+    pub(crate) fn run(
+        mut self,
+        bell: &Bell,
+        stop: &AtomicBool,
+        around: &Surroundings,
+    ) -> Result<(), SourceError> {
+        self.privileges = around.privileges.clone();
+        let length = |windows: &Windows| windows.length * u64::from(around.pace.factor());
+        let sleeper = {
+            let [switches, life] = self.probe.wakeups();
+            Sleeper::new(&[bell.as_fd(), switches, life])
+                .map_err(EbpfError::io("preparing to sleep"))?
+        };
+        self.snapshot();
+        let Ok(mut edge) = self.edge() else { return Ok(()) };
+        let mut next = edge + length(&self.windows);
+        let mut slice = self.first_slice(edge);
+        while !stop.load(Ordering::Acquire) {
+            sleeper.until(next.min(slice)).map_err(EbpfError::io("setting the timer"))?;
+            sleeper.sleep().map_err(EbpfError::io("sleeping"))?;
+            let now = sys::monotonic();
+            if now >= next {
+                match self.edge() {
+                    Ok(taken) => edge = taken,
+                    Err(ChainGone) => return Ok(()),
+                }
+                // A late edge makes one longer window; the grid stays where it was.
+                next += length(&self.windows);
+                if next <= edge {
+                    next = edge + length(&self.windows);
+                }
+                slice = self.first_slice(edge);
+            } else if now >= slice {
+                // Goes out with the entries that follow it.
+                self.batch.readings.extend(self.meters.read_all(Nanos(now)));
+                slice = now + self.windows.slice.unwrap_or(u64::MAX / 2);
+            } else if self.collect().is_err() {
+                return Ok(());
+            }
+        }
+        // The last window ends here, whole or not. That nobody takes it any more is no error.
+        let _ = self.edge();
+        Ok(())
+    }
+
+    /// When the meters are read first after an edge; beyond any window for never.
+    fn first_slice(&self, edge: u64) -> u64 {
+        match self.windows.slice {
+            Some(slice) if self.busy || self.windows.slices_when_idle => edge + slice,
+            _ => u64::MAX,
+        }
+    }
+
+    /// Takes everything up to now from both rings; sends it but for a last, not yet full batch.
+    fn empty_rings(&mut self) -> Result<(), ChainGone> {
+        let head = self.probe.switches.head();
+        self.drain_life();
+        while self.drain_switches(head, CHUNK_BYTES) {
+            self.send()?;
+        }
+        Ok(())
+    }
+
+    /// Takes and sends what waits in the rings.
+    fn collect(&mut self) -> Result<(), ChainGone> {
+        self.empty_rings()?;
+        if self.batch.entries.is_empty() && self.batch.processes.is_empty() {
+            return Ok(());
+        }
+        self.send()
+    }
+
+    /// Closes a window and returns its edge.
+    fn edge(&mut self) -> Result<u64, ChainGone> {
+        self.empty_rings()?;
+        self.follow_cpus();
+        let edge = sys::monotonic();
+        if !self.meters.is_empty() {
+            self.batch.readings.extend(self.meters.read_all(Nanos(edge)));
+        }
+        self.complete_streams();
+        let head = self.probe.switches.head();
+        self.drain_life();
+        while self.drain_switches(head, usize::MAX) {}
+        self.apply_peeks();
+        self.streams.settle(edge);
+        self.tell_topology();
+        self.batch.edge = Some(Edge { ts: Nanos(edge) });
+        self.count();
+        self.send()?;
+        Ok(edge)
+    }
+
+    /// Makes each CPU's stream complete past now: a CPU that is idle, offline or not to be disturbed
+    /// is looked at, the others are interrupted.
+    fn complete_streams(&mut self) {
+        self.peeks.clear();
+        self.peeked.clear();
+        let cpus = std::mem::take(&mut self.cpus);
+        for cpu in 0..self.streams.len() {
+            let online = cpus.online.contains(&cpu);
+            let quiet = cpus.quiet.contains(&cpu);
+            let idle = self.probe.batches.newest(cpu).is_some_and(|newest| newest.next == 0);
+            if online && !quiet && !idle && self.flush(cpu) {
+                continue;
+            }
+            self.peek(cpu);
+        }
+        self.cpus = cpus;
+    }
+
+    /// Whether the CPU has sent what it had.
+    fn flush(&mut self, cpu: u32) -> bool {
+        // A ring smaller than what all CPUs may send now is emptied in between.
+        for _ in 0..3 {
+            if sys::current_cpu() != Some(cpu) {
+                self.gauges.ipis.add(1);
+            }
+            match self.probe.flush(cpu) {
+                Flushed::Sent => return true,
+                Flushed::Full => {
+                    let head = self.probe.switches.head();
+                    self.drain_life();
+                    self.drain_switches(head, usize::MAX);
+                }
+                Flushed::Offline | Flushed::Failed => return false,
+            }
+        }
+        false
+    }
+
+    fn peek(&mut self, cpu: u32) {
+        let mut entries = Vec::new();
+        // What was taken of the open batch is only known once the batch's number is.
+        let Some(header) = self.probe.batches.copy(cpu, 0, &mut entries) else { return };
+        let from = self.streams.taken(cpu, header.sequence).min(header.count);
+        let start = self.peeked.len();
+        self.peeked.extend_from_slice(&entries[from as usize..]);
+        self.peeks.push(Peek { header, from, entries: start..self.peeked.len() });
+    }
+
+    fn apply_peeks(&mut self) {
+        for peek in &self.peeks {
+            let entries = &self.peeked[peek.entries.clone()];
+            self.streams.peeked(&peek.header, peek.from, entries, &mut self.batch);
+        }
+    }
+
+    /// Drains the life-cycle ring; after a loss, everything that lives is read again.
+    fn drain_life(&mut self) {
+        let head = self.probe.life.head();
+        let (lives, processes) = (&mut self.lives, &mut self.batch.processes);
+        let drained = self.probe.life.drain_to(head, |record| lives.record(record, processes));
+        stuck(drained, &self.probe.life);
+        let lost = self.probe.life_lost();
+        if lost != self.life_lost {
+            self.gauges.life_lost.add(lost - self.life_lost);
+            self.life_lost = lost;
+            self.snapshot();
+        }
+    }
+
+    /// Drains the switch ring up to `head`, at most `bytes`; whether it stopped before `head`.
+    fn drain_switches(&mut self, head: usize, bytes: usize) -> bool {
+        let (streams, batch) = (&mut self.streams, &mut self.batch);
+        let ring = &mut self.probe.switches;
+        let (drained, more) = ring.drain_some(head, bytes, |record| streams.record(record, batch));
+        stuck(drained, ring);
+        more
+    }
+
+    /// Everything that lives now.
+    fn snapshot(&mut self) {
+        let privileges = self.privileges.clone();
+        let _raised = privileges.raise();
+        match self.probe.snapshot() {
+            Some(Ok(bytes)) => {
+                for record in bytes.chunks_exact(RECORD_BYTES) {
+                    self.lives.record(record, &mut self.batch.processes);
+                }
+                return;
+            }
+            Some(Err(error)) => tracing::warn!("the task iterator failed ({error}); reading /proc"),
+            None => {}
+        }
+        proc_snapshot::read(&self.host.procfs, &mut self.batch.processes);
+    }
+
+    fn follow_cpus(&mut self) {
+        match Cpus::read(&self.host.sysfs) {
+            Ok(cpus) => self.cpus = cpus,
+            Err(error) => tracing::warn!("the list of online CPUs cannot be read: {error}"),
+        }
+        let Some(counters) = &mut self.probe.counters else { return };
+        let frozen = std::mem::take(&mut self.streams.frozen);
+        if frozen.is_empty() && counters.covers(&self.cpus.online) {
+            return;
+        }
+        let privileges = self.privileges.clone();
+        let _raised = privileges.raise();
+        let result = counters.follow(&self.cpus.online).and_then(|()| {
+            frozen
+                .into_iter()
+                .filter(|cpu| self.cpus.online.contains(cpu))
+                .try_for_each(|cpu| counters.reopen(cpu))
+        });
+        if let Err(error) = result {
+            tracing::warn!("a cycle counter cannot be opened: {error}");
+        }
+    }
+
+    /// Tells the CPUs and the clock where they changed.
+    fn tell_topology(&mut self) {
+        let boot_unix_ns = sys::boot_unix_ns();
+        let unchanged = self.topology.as_ref().is_some_and(|told| {
+            told.boot_unix_ns.abs_diff(boot_unix_ns) < CLOCK_STEP
+                && told.cpus.iter().map(|c| c.cpu.0).eq(self.cpus.online.iter().copied())
+        });
+        if unchanged {
+            return;
+        }
+        let cpus = self.cpus.online.iter().map(|&cpu| {
+            let (package, core) = cpus::place(&self.host.sysfs, cpu);
+            CpuInfo { cpu: Cpu(cpu), package: Package(package), core }
+        });
+        let topology = Topology { cpus: cpus.collect(), boot_unix_ns };
+        self.batch.topology = Some(Arc::new(topology.clone()));
+        self.topology = Some(topology);
+    }
+
+    fn count(&mut self) {
+        let (now, told) = (self.streams.counts, self.told);
+        let switches = now.switches - told.switches;
+        self.busy = switches >= BUSY_SWITCHES * self.windows.length / 1_000_000_000;
+        self.gauges.switches.add(switches);
+        self.gauges.lost.add(now.lost - told.lost);
+        self.gauges.late.add(now.late - told.late);
+        self.gauges.malformed.add(now.malformed - told.malformed);
+        self.told = now;
+        let untraced = self.probe.untraced();
+        self.gauges.untraced.add(untraced - self.untraced);
+        self.untraced = untraced;
+    }
+
+    /// Hands the batch over and takes up the memory of one that everybody is done with.
+    fn send(&mut self) -> Result<(), ChainGone> {
+        let mut fresh = SwitchBatch::default();
+        if let Some(free) = self.pool.iter().position(|b| Arc::strong_count(b) == 1)
+            && let Ok(mut batch) = Arc::try_unwrap(self.pool.swap_remove(free))
+        {
+            batch.clear();
+            fresh = batch;
+        }
+        let mut batch = std::mem::replace(&mut self.batch, fresh);
+        batch.live = true;
+        batch.processes.sort_by_key(|event| event.ts);
+        let batch = Arc::new(batch);
+        if self.pool.len() < POOL && batch.entries.capacity() <= POOL_ENTRIES {
+            self.pool.push(Arc::clone(&batch));
+        }
+        self.out.blocking_send(Batch::Switches(batch)).map_err(|_| ChainGone)
+    }
+}
+
+fn stuck(drained: Drained, ring: &Ring) {
+    if drained == Drained::Stuck {
+        tracing::warn!(
+            "a record of the ring stays unfinished; {} bytes wait behind it",
+            ring.pending()
+        );
+    }
+}

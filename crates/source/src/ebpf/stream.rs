@@ -1,0 +1,325 @@
+//! From the probe's records to the pipeline's batches: one stream of entries per CPU, in time order,
+//! each entry once, each lost one counted.
+
+use std::mem::size_of;
+
+use wattpipe_ebpf_probe_common::{
+    BatchHeader, ENTRY_BYTES, Entry, FLAG_CYCLES, FLAG_TICK, HEADER_BYTES, MAX_BATCH,
+};
+use wattpipe_pipeline::{
+    batch::{CpuBlock, Switch, SwitchBatch},
+    units::{Cpu, Nanos, Tgid},
+};
+
+/// What a CPU has delivered so far.
+#[derive(Clone, Copy, Debug, Default)]
+struct Stream {
+    /// Nothing earlier than this may follow: the last entry's time, or the last edge's.
+    floor: u64,
+    /// Time of the last entry.
+    last: u64,
+    /// The batch that comes next.
+    sequence: u64,
+    /// Entries of that batch that a peek has delivered already.
+    taken: u32,
+    /// Lost entries reported so far.
+    lost: u64,
+}
+
+/// Counts of one window or run.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct StreamCounts {
+    /// Switches delivered.
+    pub(crate) switches: u64,
+    /// Switches lost.
+    pub(crate) lost: u64,
+    /// Entries that carried a time before what was already settled, and were moved up to it.
+    pub(crate) late: u64,
+    /// Records that made no sense.
+    pub(crate) malformed: u64,
+}
+
+/// All CPUs' streams.
+pub(crate) struct Streams {
+    cpus: Vec<Stream>,
+    pub(crate) counts: StreamCounts,
+    /// CPUs whose cycle counter stood still while they switched: see `cycles.rs`.
+    pub(crate) frozen: Vec<u32>,
+}
+
+impl Streams {
+    /// Streams for CPU numbers below `cpus`.
+    pub(crate) fn new(cpus: u32) -> Self {
+        Self {
+            cpus: vec![Stream::default(); cpus as usize],
+            counts: StreamCounts::default(),
+            frozen: Vec::new(),
+        }
+    }
+
+    /// CPU numbers are below this.
+    pub(crate) fn len(&self) -> u32 {
+        u32::try_from(self.cpus.len()).unwrap_or(u32::MAX)
+    }
+
+    /// Entries of the CPU's open batch that have been delivered.
+    pub(crate) fn taken(&self, cpu: u32, sequence: u64) -> u32 {
+        self.cpus.get(cpu as usize).map_or(0, |s| if s.sequence == sequence { s.taken } else { 0 })
+    }
+
+    /// Everything up to `ts` has been delivered; what still turns up from before counts from `ts`.
+    pub(crate) fn settle(&mut self, ts: u64) {
+        for stream in &mut self.cpus {
+            stream.floor = stream.floor.max(ts);
+        }
+    }
+
+    /// Takes in a record of the ring.
+    pub(crate) fn record(&mut self, record: &[u8], batch: &mut SwitchBatch) {
+        let Some((header, entries)) = parse(record) else {
+            self.counts.malformed += 1;
+            return;
+        };
+        let taken = self.taken(header.cpu, header.sequence);
+        let Some(stream) = self.cpus.get_mut(header.cpu as usize) else {
+            self.counts.malformed += 1;
+            return;
+        };
+        if header.sequence < stream.sequence {
+            self.counts.malformed += 1;
+            return;
+        }
+        let entries = entries.skip(taken as usize);
+        self.append(&header, entries, batch);
+        if let Some(stream) = self.cpus.get_mut(header.cpu as usize) {
+            stream.sequence = header.sequence + 1;
+            stream.taken = 0;
+        }
+    }
+
+    /// Takes in what a peek saw of an open batch: `entries` from `from` on. The same entries come
+    /// again with their batch, and are skipped then.
+    pub(crate) fn peeked(
+        &mut self,
+        header: &BatchHeader,
+        from: u32,
+        entries: &[Entry],
+        batch: &mut SwitchBatch,
+    ) {
+        let known = self.taken(header.cpu, header.sequence);
+        let Some(stream) = self.cpus.get(header.cpu as usize) else { return };
+        if header.sequence < stream.sequence {
+            return;
+        }
+        let skip = known.saturating_sub(from) as usize;
+        let header = BatchHeader { flags: header.flags & !FLAG_TICK, ..*header };
+        self.append(&header, entries.iter().copied().skip(skip), batch);
+        if let Some(stream) = self.cpus.get_mut(header.cpu as usize) {
+            stream.sequence = header.sequence;
+            stream.taken = header.count.max(known);
+        }
+    }
+
+    /// Appends a block, unless there is nothing to say.
+    fn append(
+        &mut self,
+        header: &BatchHeader,
+        entries: impl Iterator<Item = Entry>,
+        batch: &mut SwitchBatch,
+    ) {
+        let Some(stream) = self.cpus.get_mut(header.cpu as usize) else { return };
+        let mut lost = header.lost.saturating_sub(stream.lost);
+        if header.sequence != stream.sequence {
+            // What a peek had delivered of a batch that was lost afterwards is not lost.
+            lost = lost.saturating_sub(stream.taken.into());
+        }
+        stream.lost = header.lost.max(stream.lost);
+        let lost_ts = stream.last;
+        let start = batch.entries.len();
+        let mut floor = stream.floor;
+        let mut late = 0;
+        batch.entries.extend(entries.map(|entry| {
+            late += u64::from(entry.ts < floor);
+            floor = floor.max(entry.ts);
+            Switch {
+                ts: Nanos(floor),
+                cycles: entry.cycles,
+                prev: Tgid(entry.prev),
+                next: Tgid(entry.next),
+            }
+        }));
+        let new = &batch.entries[start..];
+        let len = u32::try_from(new.len()).unwrap_or(u32::MAX);
+        if let (Some(first), Some(newest)) = (new.first(), new.last()) {
+            stream.floor = floor;
+            stream.last = newest.ts.0;
+            let cycles = header.flags & FLAG_CYCLES != 0;
+            if cycles && first.cycles == newest.cycles && first.ts != newest.ts {
+                self.frozen.push(header.cpu);
+            }
+        }
+        let tick_last = len > 0 && header.flags & FLAG_TICK != 0;
+        self.counts.late += late;
+        self.counts.lost += lost;
+        self.counts.switches += u64::from(len) - u64::from(tick_last);
+        if len > 0 || lost > 0 {
+            batch.blocks.push(CpuBlock {
+                cpu: Cpu(header.cpu),
+                len,
+                tick_last,
+                has_cycles: header.flags & FLAG_CYCLES != 0,
+                lost,
+                lost_ts: Nanos(lost_ts),
+            });
+        }
+    }
+}
+
+/// Takes a record apart; `None` where it is not what it should be. The ring is ours alone, but it
+/// is memory that others write.
+fn parse(record: &[u8]) -> Option<(BatchHeader, impl Iterator<Item = Entry> + '_)> {
+    let (head, rest) = record.split_at_checked(HEADER_BYTES)?;
+    let header = BatchHeader {
+        sequence: u64_at(head, 0)?,
+        lost: u64_at(head, 8)?,
+        cpu: u32_at(head, 16)?,
+        count: u32_at(head, 20)?,
+        flags: u32_at(head, 24)?,
+        sent: u32_at(head, 28)?,
+    };
+    let count = header.count as usize;
+    if count == 0 || count > MAX_BATCH || rest.len() != count * ENTRY_BYTES {
+        return None;
+    }
+    Some((header, rest.as_chunks::<{ size_of::<Entry>() }>().0.iter().map(entry)))
+}
+
+fn entry(bytes: &[u8; ENTRY_BYTES]) -> Entry {
+    let word = |at: usize| {
+        let mut word = [0; 8];
+        word.copy_from_slice(&bytes[at..at + 8]);
+        u64::from_ne_bytes(word)
+    };
+    let half = |at: usize| {
+        let mut half = [0; 4];
+        half.copy_from_slice(&bytes[at..at + 4]);
+        u32::from_ne_bytes(half)
+    };
+    Entry { ts: word(0), cycles: word(8), prev: half(16), next: half(20) }
+}
+
+fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
+    Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
+    Some(u32::from_ne_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bytes(header: BatchHeader, entries: &[(u64, u32, u32)]) -> Vec<u8> {
+        let mut out = Vec::new();
+        out.extend(header.sequence.to_ne_bytes());
+        out.extend(header.lost.to_ne_bytes());
+        for word in [header.cpu, entries.len() as u32, header.flags, header.sent] {
+            out.extend(word.to_ne_bytes());
+        }
+        for (ts, prev, next) in entries {
+            out.extend(ts.to_ne_bytes());
+            out.extend(0u64.to_ne_bytes());
+            out.extend(prev.to_ne_bytes());
+            out.extend(next.to_ne_bytes());
+        }
+        out
+    }
+
+    fn header(sequence: u64, lost: u64) -> BatchHeader {
+        BatchHeader { sequence, lost, ..BatchHeader::default() }
+    }
+
+    fn times(batch: &SwitchBatch) -> Vec<u64> {
+        batch.entries.iter().map(|e| e.ts.0).collect()
+    }
+
+    #[test]
+    fn a_record_becomes_a_block() {
+        let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
+        let head = BatchHeader { flags: FLAG_TICK, ..header(0, 0) };
+        streams.record(&bytes(head, &[(10, 1, 2), (20, 2, 2)]), &mut batch);
+        assert_eq!(times(&batch), [10, 20]);
+        assert_eq!(batch.blocks[0].len, 2);
+        assert!(batch.blocks[0].tick_last && !batch.blocks[0].has_cycles);
+        assert_eq!(streams.counts.switches, 1, "a tick is no switch");
+    }
+
+    #[test]
+    fn lost_entries_are_told_once_with_the_last_known_time() {
+        let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
+        streams.record(&bytes(header(0, 0), &[(10, 1, 2)]), &mut batch);
+        streams.record(&bytes(header(3, 256), &[(50, 2, 1)]), &mut batch);
+        streams.record(&bytes(header(4, 256), &[(60, 1, 2)]), &mut batch);
+        let lost: Vec<_> = batch.blocks.iter().map(|b| (b.lost, b.lost_ts.0)).collect();
+        assert_eq!(lost, [(0, 0), (256, 10), (0, 50)]);
+        assert_eq!(streams.counts.lost, 256);
+    }
+
+    #[test]
+    fn what_a_peek_delivered_is_not_delivered_again() {
+        let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
+        let seen = |ts| Entry { ts, cycles: 0, prev: 1, next: 0 };
+        let head = BatchHeader { count: 2, ..header(0, 0) };
+        streams.peeked(&head, 0, &[seen(10), seen(20)], &mut batch);
+        let head = BatchHeader { count: 3, ..header(0, 0) };
+        assert_eq!(streams.taken(0, 0), 2);
+        streams.peeked(&head, 2, &[seen(30)], &mut batch);
+        let all = [(10, 1, 0), (20, 1, 0), (30, 1, 0), (40, 0, 1)];
+        streams.record(&bytes(header(0, 0), &all), &mut batch);
+        streams.peeked(&head, 2, &[seen(30)], &mut batch);
+        assert_eq!(times(&batch), [10, 20, 30, 40]);
+    }
+
+    #[test]
+    fn a_peeked_batch_that_is_lost_later_counts_only_its_rest() {
+        let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
+        let head = BatchHeader { count: 1, ..header(0, 0) };
+        let seen = Entry { ts: 10, cycles: 0, prev: 1, next: 0 };
+        streams.peeked(&head, 0, &[seen], &mut batch);
+        streams.record(&bytes(header(1, 128), &[(500, 1, 2)]), &mut batch);
+        assert_eq!(streams.counts.lost, 127);
+    }
+
+    #[test]
+    fn an_entry_from_before_a_settled_edge_moves_up_to_it() {
+        let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
+        streams.record(&bytes(header(0, 0), &[(10, 1, 2)]), &mut batch);
+        streams.settle(100);
+        streams.record(&bytes(header(1, 0), &[(99, 2, 1), (101, 1, 2), (100, 2, 1)]), &mut batch);
+        assert_eq!(times(&batch), [10, 100, 101, 101]);
+        assert_eq!(streams.counts.late, 2);
+    }
+
+    #[test]
+    fn hostile_records_are_counted_and_change_nothing() {
+        let whole = bytes(header(0, 0), &[(10, 1, 2), (20, 2, 1)]);
+        for length in 0..whole.len() {
+            let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
+            streams.record(&whole[..length], &mut batch);
+            assert_eq!((batch, streams.counts.malformed), (SwitchBatch::default(), 1));
+        }
+        for cpu in [1, u32::MAX] {
+            let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
+            let head = BatchHeader { cpu, ..header(0, 0) };
+            streams.record(&bytes(head, &[(10, 1, 2)]), &mut batch);
+            assert_eq!((batch, streams.counts.malformed), (SwitchBatch::default(), 1));
+        }
+        let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
+        let mut liar = whole.clone();
+        liar[20..24].copy_from_slice(&u32::MAX.to_ne_bytes());
+        streams.record(&liar, &mut batch);
+        streams.record(&bytes(header(u64::MAX - 1, u64::MAX), &[(1, 1, 2)]), &mut batch);
+        assert_eq!(streams.counts.malformed, 1);
+    }
+}

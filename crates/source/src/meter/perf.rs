@@ -1,0 +1,236 @@
+//! RAPL by the perf `power` PMU, where powercap is absent: one counter per event and package,
+//! 64 bits wide, in units of 2⁻³² J as its `scale` file says.
+#![expect(unsafe_code, reason = "perf_event_open is a bare system call")]
+
+use std::{
+    fs::File,
+    io::{self, Read},
+    os::fd::FromRawFd,
+    path::Path,
+    sync::Arc,
+};
+
+use wattpipe_pipeline::units::Nanos;
+
+use super::{Found, Meter, MeterKind, Problem, ZoneInfo, files, zone};
+
+/// Events of the PMU: name, kind of zone, `hw.type`, what it covers.
+const EVENTS: [(&str, &str, &str, &str); 5] = [
+    ("energy-pkg", "package", "cpu", "the processor package: cores, caches, memory controller"),
+    ("energy-cores", "core", "cpu", "the cores of the package, in its figure too"),
+    ("energy-gpu", "uncore", "gpu", "the integrated graphics, in the package's figure too"),
+    ("energy-ram", "dram", "memory", "the memory of the package, beside its figure"),
+    (
+        "energy-psys",
+        "psys",
+        "cpu",
+        "the platform: packages, memory and what else the board measures",
+    ),
+];
+
+/// What the PMU offers.
+pub(super) fn find(sysfs: &Path) -> Found {
+    find_with(sysfs, open)
+}
+
+/// `find` with a way to open counters: (PMU type, config, CPU).
+fn find_with(sysfs: &Path, open: impl Fn(u32, u64, u32) -> io::Result<File>) -> Found {
+    let mut found = Found::default();
+    let pmu = sysfs.join("bus/event_source/devices/power");
+    let Ok(pmu_type) = files::number(&pmu.join("type")) else {
+        return found;
+    };
+    let cpus = files::text(&pmu.join("cpumask")).map(|t| cpu_list(&t)).unwrap_or_default();
+    let mut counters = Vec::new();
+    let mut refused = None;
+    for (event, kind, hw_type, covers) in EVENTS {
+        let events = pmu.join("events");
+        let Some(config) = files::text(&events.join(event)).ok().and_then(|t| event_code(&t))
+        else {
+            continue;
+        };
+        let scale = files::text(&events.join(format!("{event}.scale")));
+        let Some(joules) = scale.ok().and_then(|t| t.parse::<f64>().ok()) else { continue };
+        for &cpu in &cpus {
+            let package = files::package_of(sysfs, cpu);
+            let name = match (kind, package) {
+                ("psys", _) => "psys".to_owned(),
+                (_, Some(package)) => format!("{kind}-{package}"),
+                (_, None) => continue,
+            };
+            // Several CPUs of the mask on one package are its dies; their sum would need all of
+            // them, which perf does not promise: the first stands for the package's name.
+            if found.zones.iter().any(|z| *z.zone.name == *name) {
+                continue;
+            }
+            match open(pmu_type as u32, config, cpu) {
+                Ok(file) => {
+                    counters.push(Counter { file, microjoules: joules * 1e6 });
+                    let package = package.filter(|_| kind != "psys");
+                    found.zones.push(ZoneInfo {
+                        zone: Arc::new(zone(&name, hw_type, package, "rapl", None, None)),
+                        covers,
+                        path: format!("perf power/{event}/ on CPU {cpu}"),
+                        resolution_uj: Some(joules * 1e6),
+                        fine: true,
+                    });
+                }
+                Err(e) => {
+                    refused.get_or_insert(e);
+                }
+            }
+        }
+    }
+    if !counters.is_empty() {
+        let all = (0..counters.len()).collect();
+        found.meters.push((Box::new(Perf { counters }), all));
+    } else if let Some(e) = refused {
+        found.problems.push(Problem {
+            meter: MeterKind::Rapl,
+            what: format!("the perf power PMU is there but cannot be opened: {e}"),
+            consequence: "no energy of the processor is measured".into(),
+            remedy: "run as root, grant CAP_PERFMON, or set kernel.perf_event_paranoid to 0".into(),
+            usable: false,
+        });
+    }
+    found
+}
+
+/// `event=0x02`.
+fn event_code(text: &str) -> Option<u64> {
+    let code = text.split(',').find_map(|term| term.trim().strip_prefix("event="))?;
+    match code.strip_prefix("0x") {
+        Some(hex) => u64::from_str_radix(hex, 16).ok(),
+        None => code.parse().ok(),
+    }
+}
+
+/// `0,16-17` as numbers; nonsense is left out.
+fn cpu_list(text: &str) -> Vec<u32> {
+    text.split(',')
+        .filter_map(|part| {
+            let (a, b) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
+            Some(a.parse::<u32>().ok()?..=b.parse::<u32>().ok()?)
+        })
+        .flat_map(|range| range.take(4096))
+        .collect()
+}
+
+struct Counter {
+    file: File,
+    /// Of one count.
+    microjoules: f64,
+}
+
+struct Perf {
+    counters: Vec<Counter>,
+}
+
+impl Meter for Perf {
+    fn read(&mut self, _: Nanos, out: &mut dyn FnMut(usize, u64)) {
+        for (zone, counter) in self.counters.iter_mut().enumerate() {
+            let mut count = [0; 8];
+            if counter.file.read_exact(&mut count).is_ok() {
+                // 2⁶⁴ counts are 4 GJ: the product fits.
+                let microjoules = u64::from_ne_bytes(count) as f64 * counter.microjoules;
+                out(zone, microjoules as u64);
+            }
+        }
+    }
+}
+
+/// The kernel's `perf_event_attr` as far as its first version goes (`PERF_ATTR_SIZE_VER0`).
+#[repr(C)]
+#[derive(Default)]
+struct Attr {
+    kind: u32,
+    size: u32,
+    config: u64,
+    sample_period: u64,
+    sample_type: u64,
+    read_format: u64,
+    flags: u64,
+    wakeup_events: u32,
+    bp_type: u32,
+    config1: u64,
+}
+
+/// Opens a counter of all processes on a CPU.
+fn open(pmu_type: u32, config: u64, cpu: u32) -> io::Result<File> {
+    const CLOSE_ON_EXEC: libc::c_ulong = 8;
+    let attr = Attr { kind: pmu_type, size: size_of::<Attr>() as u32, config, ..Attr::default() };
+    // SAFETY: `attr` is a valid `perf_event_attr` of the size it states and outlives the call,
+    // which only reads it; the other arguments are plain numbers.
+    let fd = unsafe {
+        libc::syscall(
+            libc::SYS_perf_event_open,
+            &raw const attr,
+            -1 as libc::pid_t,
+            cpu as libc::c_int,
+            -1 as libc::c_int,
+            CLOSE_ON_EXEC,
+        )
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel has just given this descriptor to us alone.
+    Ok(unsafe { File::from_raw_fd(fd as i32) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::{fs, io::Write};
+
+    #[test]
+    fn lists_and_codes() {
+        assert_eq!(cpu_list("0,16-17"), [0, 16, 17]);
+        assert_eq!(cpu_list("x,"), Vec::<u32>::new());
+        assert_eq!(event_code("event=0x02"), Some(2));
+        assert_eq!(event_code("config=1,event=5"), Some(5));
+        assert_eq!(event_code("umask=1"), None);
+        assert_eq!(size_of::<Attr>(), 64);
+    }
+
+    #[test]
+    fn each_package_by_its_cpu() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        put("bus/event_source/devices/power/type", "18\n");
+        put("bus/event_source/devices/power/cpumask", "0,8\n");
+        put("bus/event_source/devices/power/events/energy-pkg", "event=0x02\n");
+        put(
+            "bus/event_source/devices/power/events/energy-pkg.scale",
+            "2.3283064365386962890625e-10\n",
+        );
+        put("bus/event_source/devices/power/events/energy-psys", "event=0x05\n");
+        put(
+            "bus/event_source/devices/power/events/energy-psys.scale",
+            "2.3283064365386962890625e-10\n",
+        );
+        put("devices/system/cpu/cpu0/topology/physical_package_id", "0\n");
+        put("devices/system/cpu/cpu8/topology/physical_package_id", "1\n");
+        let counts = |_: u32, config: u64, cpu: u32| {
+            let mut file = tempfile::tempfile()?;
+            file.write_all(&(((config << 32) * u64::from(cpu + 1)).to_ne_bytes()))?;
+            io::Seek::rewind(&mut file)?;
+            Ok(file)
+        };
+        let mut found = find_with(dir.path(), counts);
+        let names: Vec<_> = found.zones.iter().map(|z| z.zone.name.to_string()).collect();
+        assert_eq!(names, ["package-0", "package-1", "psys"]);
+        assert_eq!(found.zones[2].zone.package, None);
+        let mut out = Vec::new();
+        found.meters[0].0.read(Nanos(0), &mut |zone, uj| out.push((zone, uj)));
+        assert_eq!(out, [(0, 2_000_000), (1, 18_000_000), (2, 5_000_000)]);
+
+        let denied =
+            find_with(dir.path(), |_, _, _| Err(io::Error::from_raw_os_error(libc::EACCES)));
+        assert!(denied.zones.is_empty() && denied.problems[0].remedy.contains("CAP_PERFMON"));
+    }
+}

@@ -1,0 +1,208 @@
+//! From records in file order to batches that keep the rules of `SwitchBatch`.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use wattpipe_pipeline::{
+    batch::{CpuBlock, Edge, MeterReading, ProcessEvent, Switch, SwitchBatch, Topology, Zone},
+    recording::{self, Record},
+    units::{Cpu, Nanos, Tgid},
+};
+
+/// Entries of one batch; a larger window takes several.
+const MAX_ENTRIES: usize = 1 << 16;
+
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Switch,
+    Tick,
+    Lost(u64),
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Item {
+    ts: Nanos,
+    prev: Tgid,
+    next: Tgid,
+    cycles: Option<u64>,
+    kind: Kind,
+}
+
+/// An edge that has been read, waiting for the counter readings that follow it.
+#[derive(Debug)]
+struct PendingEdge {
+    ts: Nanos,
+    topology: Option<Arc<Topology>>,
+}
+
+/// Collects records and gives batches at edges.
+#[derive(Debug, Default)]
+pub(super) struct Assembler {
+    topology: Option<Arc<Topology>>,
+    processes: Vec<ProcessEvent>,
+    readings: Vec<MeterReading>,
+    cpus: BTreeMap<Cpu, Vec<Item>>,
+    zones: Vec<Arc<Zone>>,
+    any_cycles: bool,
+    pending: Option<PendingEdge>,
+}
+
+impl Assembler {
+    /// Takes in a record; at an edge, gives the batches that it completes.
+    pub(super) fn take(&mut self, record: Record<'_>) -> Vec<SwitchBatch> {
+        match record {
+            Record::Topology { cpus, boot_unix_ns } => {
+                self.topology = Some(Arc::new(recording::topology(&cpus, boot_unix_ns)));
+            }
+            Record::Process(p) => self.processes.push(p.to_event()),
+            Record::Switch { ts, cpu, prev, next, cycles } => {
+                self.any_cycles |= cycles.is_some();
+                self.push(cpu, Item { ts, prev, next, cycles, kind: Kind::Switch });
+            }
+            Record::Tick { ts, cpu, tgid, cycles } => {
+                self.push(cpu, Item { ts, prev: tgid, next: tgid, cycles, kind: Kind::Tick });
+            }
+            Record::Lost { ts, cpu, count } => {
+                let kind = Kind::Lost(count);
+                self.push(cpu, Item { ts, prev: Tgid(0), next: Tgid(0), cycles: None, kind });
+            }
+            Record::Meter(m) => {
+                let zone = self.zone(m.to_zone());
+                self.readings.push(MeterReading { ts: m.ts, zone, energy_uj: m.energy_uj });
+            }
+            Record::Window { ts } => return self.edge(ts),
+        }
+        Vec::new()
+    }
+
+    /// The end of the recording: what is still due, and how many records belong to no window.
+    pub(super) fn finish(mut self) -> (Vec<SwitchBatch>, usize) {
+        let batches = match self.pending.take() {
+            Some(edge) => self.emit(edge, Nanos(u64::MAX)),
+            None => Vec::new(),
+        };
+        let left = self.cpus.values().map(Vec::len).sum();
+        (batches, left)
+    }
+
+    fn push(&mut self, cpu: Cpu, item: Item) {
+        self.cpus.entry(cpu).or_default().push(item);
+    }
+
+    /// Readings of one zone share its `Arc`.
+    fn zone(&mut self, zone: Zone) -> Arc<Zone> {
+        if let Some(known) = self.zones.iter().find(|z| ***z == zone) {
+            return known.clone();
+        }
+        let zone = Arc::new(zone);
+        // A zone per reading would be a broken recording; it costs sharing, not memory.
+        if self.zones.len() < 1024 {
+            self.zones.push(zone.clone());
+        }
+        zone
+    }
+
+    fn edge(&mut self, ts: Nanos) -> Vec<SwitchBatch> {
+        let edge = PendingEdge { ts, topology: self.topology.take() };
+        if !self.any_cycles {
+            // An edge that waited was read before the first counter reading.
+            let mut batches = self.pending.take().map_or_else(Vec::new, |e| self.emit(e, ts));
+            batches.extend(self.emit(edge, ts));
+            return batches;
+        }
+        match self.pending.replace(edge) {
+            Some(before) => self.emit(before, ts),
+            None => Vec::new(),
+        }
+    }
+
+    /// The batches of the window that ends at `edge`. With counters, each CPU's next record up to
+    /// `ahead` comes along, since cycles of the interval that the edge cuts are split by it.
+    fn emit(&mut self, edge: PendingEdge, ahead: Nanos) -> Vec<SwitchBatch> {
+        let mut batches = vec![SwitchBatch { topology: edge.topology, ..SwitchBatch::default() }];
+        let mut horizon = edge.ts;
+        let mut beyond = Vec::new();
+        for (cpu, items) in &mut self.cpus {
+            let due = items.partition_point(|i| i.ts <= edge.ts);
+            push_items(&mut batches, *cpu, &items[..due]);
+            items.drain(..due);
+            if self.any_cycles
+                && items.first().is_some_and(|i| i.ts <= ahead && !matches!(i.kind, Kind::Lost(_)))
+            {
+                let next = items.remove(0);
+                horizon = horizon.max(next.ts);
+                beyond.push((*cpu, next));
+            }
+        }
+        // Only the batch with the edge may hold what is later than it, so these come last.
+        for (cpu, next) in beyond {
+            push_items(&mut batches, cpu, &[next]);
+        }
+        self.processes.sort_by_key(|e| e.ts);
+        self.readings.sort_by_key(|r| r.ts);
+        let first = &mut batches[0];
+        let due = self.processes.partition_point(|e| e.ts <= horizon);
+        first.processes.extend(self.processes.drain(..due));
+        let due = self.readings.partition_point(|r| r.ts <= horizon);
+        first.readings.extend(self.readings.drain(..due));
+        Self::close(&mut batches, edge.ts);
+        batches
+    }
+
+    /// Puts the edge on the last batch. Only that one may hold what is later than the edge, so the
+    /// later part of life-cycle records and readings moves there.
+    fn close(batches: &mut [SwitchBatch], edge: Nanos) {
+        let Some((last, before)) = batches.split_last_mut() else { return };
+        last.edge = Some(Edge { ts: edge });
+        if let Some(first) = before.first_mut() {
+            let at = first.processes.partition_point(|e| e.ts <= edge);
+            last.processes.extend(first.processes.drain(at..));
+            let at = first.readings.partition_point(|r| r.ts <= edge);
+            last.readings.extend(first.readings.drain(at..));
+        }
+    }
+}
+
+/// Appends items as blocks: a tick ends a block, a loss begins one.
+fn push_items(batches: &mut Vec<SwitchBatch>, cpu: Cpu, items: &[Item]) {
+    let mut at = 0;
+    while at < items.len() {
+        let mut block = CpuBlock { cpu, ..CpuBlock::default() };
+        if let Kind::Lost(count) = items[at].kind {
+            (block.lost, block.lost_ts) = (count, items[at].ts);
+            at += 1;
+        }
+        let mut entries: Vec<Switch> = Vec::new();
+        while let Some(item) = items.get(at) {
+            let has_cycles = item.cycles.is_some();
+            if matches!(item.kind, Kind::Lost(_))
+                || entries.len() == MAX_ENTRIES
+                || !entries.is_empty() && has_cycles != block.has_cycles
+            {
+                break;
+            }
+            block.has_cycles = has_cycles;
+            entries.push(Switch {
+                ts: item.ts,
+                cycles: item.cycles.unwrap_or_default(),
+                prev: item.prev,
+                next: item.next,
+            });
+            at += 1;
+            if matches!(item.kind, Kind::Tick) {
+                block.tick_last = true;
+                break;
+            }
+        }
+        place(batches, block, &entries);
+    }
+}
+
+fn place(batches: &mut Vec<SwitchBatch>, block: CpuBlock, entries: &[Switch]) {
+    let full = batches.last().is_none_or(|b| b.entries.len() + entries.len() > MAX_ENTRIES);
+    if full && batches.last().is_some_and(|b| !b.entries.is_empty()) {
+        batches.push(SwitchBatch::default());
+    }
+    if let Some(batch) = batches.last_mut() {
+        batch.push_block(block, entries);
+    }
+}

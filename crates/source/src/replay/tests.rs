@@ -1,0 +1,117 @@
+//! Recordings in, batches out: the rules of `SwitchBatch`, and lines that are wrong.
+
+use std::io::Write;
+
+use wattpipe_pipeline::{batch::SwitchBatch, units::Nanos};
+
+use super::*;
+
+const HEAD: &str = r#"{"type":"topology","cpus":[{"cpu":0,"package":0,"core":0},{"cpu":1,"package":0,"core":1}],"boot_unix_ns":1790000000000000000}"#;
+
+fn assemble(text: &str) -> Result<Vec<SwitchBatch>, SourceError> {
+    let mut assembler = Assembler::default();
+    let mut out = Vec::new();
+    let mut lines = Lines::new(text.as_bytes(), Path::new("rec.jsonl"));
+    while let Some(batches) = lines.next_with(|record| assembler.take(record))? {
+        out.extend(batches);
+    }
+    out.extend(assembler.finish().0);
+    Ok(out)
+}
+
+fn lines(lines: &[&str]) -> String {
+    let mut text = HEAD.to_owned();
+    for line in lines {
+        text.push('\n');
+        text.push_str(line);
+    }
+    text.push('\n');
+    text
+}
+
+#[test]
+fn a_window_holds_what_is_up_to_its_edge() {
+    let out = assemble(&lines(&[
+        r#"{"type":"switch","ts":100,"cpu":0,"prev":0,"next":7}"#,
+        r#"{"type":"switch","ts":250,"cpu":1,"prev":0,"next":8}"#,
+        r#"{"type":"process","ts":150,"event":"exit","pid":7}"#,
+        r#"{"type":"process","ts":90,"event":"fork","pid":7}"#,
+        r#"{"type":"window","ts":200}"#,
+        r#"{"type":"window","ts":300}"#,
+    ]))
+    .unwrap();
+    assert_eq!(out.len(), 2);
+    assert_eq!(out[0].entries.len(), 1);
+    assert_eq!(out[0].processes.iter().map(|p| p.ts.0).collect::<Vec<_>>(), [90, 150]);
+    assert!(out[0].topology.is_some() && !out[0].live);
+    assert_eq!(out[1].entries[0].ts, Nanos(250));
+    assert_eq!(out[1].edge.unwrap().ts, Nanos(300));
+}
+
+#[test]
+fn with_counters_the_next_reading_comes_along() {
+    let out = assemble(&lines(&[
+        r#"{"type":"switch","ts":100,"cpu":0,"prev":0,"next":7,"cycles":1000}"#,
+        r#"{"type":"window","ts":200}"#,
+        r#"{"type":"switch","ts":300,"cpu":0,"prev":7,"next":0,"cycles":3000}"#,
+        r#"{"type":"window","ts":400}"#,
+    ]))
+    .unwrap();
+    let ts: Vec<Vec<u64>> =
+        out.iter().map(|b| b.entries.iter().map(|e| e.ts.0).collect()).collect();
+    assert_eq!(ts, [vec![100, 300], vec![]]);
+}
+
+#[test]
+fn large_windows_come_in_several_batches_and_only_the_last_has_the_edge() {
+    let mut text = lines(&[]);
+    for i in 0..200_000u64 {
+        text.push_str(&format!(
+            "{{\"type\":\"switch\",\"ts\":{},\"cpu\":{},\"prev\":0,\"next\":0}}\n",
+            i + 1,
+            i % 2
+        ));
+    }
+    text.push_str("{\"type\":\"window\",\"ts\":1000000}\n");
+    let out = assemble(&text).unwrap();
+    assert!(out.len() > 2);
+    assert_eq!(out.iter().map(|b| b.entries.len()).sum::<usize>(), 200_000);
+    assert!(out.iter().rev().skip(1).all(|b| b.edge.is_none() && b.entries.len() <= 1 << 16));
+}
+
+#[track_caller]
+fn check_error(text: &str, expected: &str) {
+    let error = assemble(text).unwrap_err().to_string();
+    assert!(error.starts_with(expected), "{error}");
+}
+
+#[test]
+fn a_wrong_line_is_named() {
+    check_error(
+        &lines(&["{\"type\":\"window\"}", "{\"type\":\"window\",\"ts\":1}"]),
+        "rec.jsonl:2: not a record",
+    );
+    check_error(&lines(&["nonsense"]), "rec.jsonl:2: not a record");
+    check_error(
+        &lines(&[r#"{"type":"switch","ts":-1,"cpu":0,"prev":0,"next":7}"#]),
+        "rec.jsonl:2: not a record",
+    );
+    check_error(&lines(&[r#"{"type":"surprise","ts":1}"#]), "rec.jsonl:2: not a record");
+}
+
+#[test]
+fn a_cut_off_last_line_is_left_out() {
+    let mut text = lines(&[r#"{"type":"window","ts":1}"#, r#"{"type":"window","ts":2}"#]);
+    text.push_str(r#"{"type":"win"#);
+    assert_eq!(assemble(&text).unwrap().len(), 2);
+}
+
+#[test]
+fn a_missing_file_is_an_error_with_its_name() {
+    let problems = ReplayConfig::default().check();
+    assert_eq!(problems.len(), 1);
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    writeln!(file, "{HEAD}").unwrap();
+    let config = ReplayConfig { path: file.path().into(), speed: Speed::Factor(-1.0) };
+    assert_eq!(config.check().len(), 1);
+}

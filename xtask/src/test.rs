@@ -1,0 +1,129 @@
+//! `cargo xtask test`: every test there is, on a fresh Debian or Ubuntu with Rust. The tests that
+//! need the kernel are marked `#[ignore]` so that plain `cargo test` needs no rights; here they
+//! run as root, and fail where they cannot.
+
+use anyhow::{Result, bail};
+use clap::Args as ClapArgs;
+use serde_json::Value;
+
+use crate::process::{self, as_root, cargo, output};
+
+/// Debian packages that the privileged tests use.
+const PACKAGES: &[&str] = &["busybox-static", "util-linux"];
+
+/// Which tests.
+#[derive(ClapArgs)]
+pub(crate) struct Args {
+    /// Only what needs no privileges and installs nothing.
+    #[arg(long)]
+    unprivileged: bool,
+}
+
+/// A test program that cargo has built.
+struct TestProgram {
+    name: String,
+    package_dir: String,
+    path: String,
+}
+
+pub(crate) fn check() -> Result<()> {
+    process::run(&mut cargo(&["fmt", "--all", "--check"]))?;
+    process::run(&mut cargo(&[
+        "clippy",
+        "--workspace",
+        "--all-targets",
+        "--quiet",
+        "--",
+        "-D",
+        "warnings",
+    ]))
+}
+
+fn run_tests_as_user() -> Result<()> {
+    process::run(&mut cargo(&["test", "--workspace", "--quiet"]))
+}
+
+pub(crate) fn test(args: &Args) -> Result<()> {
+    run_tests_as_user()?;
+    if args.unprivileged {
+        return Ok(());
+    }
+    install(PACKAGES)?;
+    kernel_tests()
+}
+
+/// Installs Debian packages that are not there yet.
+pub(crate) fn install(packages: &[&str]) -> Result<()> {
+    let missing: Vec<&&str> = packages
+        .iter()
+        .filter(|p| output(std::process::Command::new("dpkg-query").args(["-W", p])).is_err())
+        .collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let _ = process::run(as_root("apt-get").args(["-qq", "update"]));
+    process::run(
+        as_root("apt-get").args(["install", "-y", "-qq", "--no-install-recommends"]).args(missing),
+    )
+}
+
+/// The ignored tests of all test programs, as root, one program after the other: they measure
+/// the same kernel.
+fn kernel_tests() -> Result<()> {
+    let mut failed = Vec::new();
+    let mut ran = 0;
+    for program in test_programs()? {
+        let list = output(std::process::Command::new(&program.path).args([
+            "--ignored",
+            "--list",
+            "--format=terse",
+        ]))?;
+        if !list.lines().any(|l| l.ends_with(": test")) {
+            continue;
+        }
+        println!("\nprivileged tests of {}", program.name);
+        ran += 1;
+        let done = process::run(
+            as_root(&program.path)
+                .args(["--ignored", "--test-threads=1"])
+                .current_dir(&program.package_dir),
+        );
+        if let Err(error) = done {
+            failed.push(format!("{error:#}"));
+        }
+    }
+    if ran == 0 {
+        bail!("no privileged tests were found: they cannot have passed");
+    }
+    if !failed.is_empty() {
+        bail!("{}", failed.join("\n"));
+    }
+    Ok(())
+}
+
+fn test_programs() -> Result<Vec<TestProgram>> {
+    let messages = output(&mut cargo(&[
+        "test",
+        "--workspace",
+        "--no-run",
+        "--message-format=json",
+        "--quiet",
+    ]))?;
+    let mut programs = Vec::new();
+    for line in messages.lines() {
+        let message: Value = serde_json::from_str(line)?;
+        let (Some(path), true) = (
+            message["executable"].as_str(),
+            message["profile"]["test"].as_bool().unwrap_or_default(),
+        ) else {
+            continue;
+        };
+        let manifest = message["manifest_path"].as_str().unwrap_or_default();
+        programs.push(TestProgram {
+            name: message["target"]["name"].as_str().unwrap_or_default().to_owned(),
+            package_dir: manifest.trim_end_matches("/Cargo.toml").to_owned(),
+            path: path.to_owned(),
+        });
+    }
+    Ok(programs)
+}
