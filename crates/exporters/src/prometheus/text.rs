@@ -51,8 +51,11 @@ impl Page<'_> {
         let visible =
             |e: &&Entity| e.ended.is_none_or(|end| now.saturating_sub(end) <= self.expiration_ns);
         // (entity, its labels without braces)
-        let workloads: Vec<(&Entity, String)> =
-            series.entities().filter(visible).map(|e| (e, self.labels(&e.attributes))).collect();
+        let workloads: Vec<(&Entity, String)> = series
+            .entities()
+            .filter(visible)
+            .map(|e| (e, self.labels(&e.attributes, e.is_group())))
+            .collect();
         let size: usize = workloads.iter().map(|(_, l)| 3 * (l.len() + 96)).sum();
         let mut out = String::with_capacity(size + 1024);
         self.zones(&mut out, series.zones());
@@ -74,7 +77,8 @@ impl Page<'_> {
         if zones.is_empty() {
             return;
         }
-        let base = if self.convert { self.labels(&AttributeSet::new()) } else { String::new() };
+        let base =
+            if self.convert { self.labels(&AttributeSet::new(), false) } else { String::new() };
         let mut family = |metric, id, value: fn(&ZoneSeries) -> f64| {
             self.head(out, metric);
             for zone in zones {
@@ -167,7 +171,7 @@ impl Page<'_> {
         }
     }
 
-    fn labels(&self, own: &AttributeSet) -> String {
+    fn labels(&self, own: &AttributeSet, all: bool) -> String {
         let mut labels = String::new();
         if self.convert {
             for (key, value) in self.resource.iter().filter(|(key, _)| own.get(key).is_none()) {
@@ -175,7 +179,7 @@ impl Page<'_> {
             }
         }
         for (key, value) in own.iter() {
-            if self.convert || semconv::IDENTIFYING.contains(&key) {
+            if all || self.convert || semconv::IDENTIFYING.contains(&key) {
                 attribute(&mut labels, key, value);
             }
         }
