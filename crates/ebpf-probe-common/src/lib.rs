@@ -52,17 +52,22 @@ pub struct Entry {
     pub next: u32,
 }
 
-/// What a CPU collects: an element of the batch map, and (cut after its last entry) a record of
-/// the ring.
+/// What a CPU collects: an element of the batch map. A record of the ring is the part from the head
+/// to the last entry.
 #[repr(C, align(64))]
 #[derive(Clone, Copy)]
 pub struct Batch {
+    /// Address of the `task_struct` that got the CPU last; 0 before the first switch. Where the next
+    /// switch leaves from another, one in between was not traced.
+    pub last_task: u64,
     /// The head.
     pub header: BatchHeader,
     /// The entries; those up to `header.count` are valid.
     pub entries: [Entry; MAX_BATCH],
 }
 
+/// Where, in an element of the batch map, the head lies.
+pub const HEADER_OFFSET: usize = core::mem::offset_of!(Batch, header);
 /// Bytes of a batch's head.
 pub const HEADER_BYTES: usize = size_of::<BatchHeader>();
 /// Bytes of an entry.
@@ -118,12 +123,14 @@ pub struct LifeRecord {
     pub comm: [u8; 16],
 }
 
-/// Per-CPU counters of the life-cycle programs, a cache line each.
+/// Per-CPU counters of rare events, a cache line each.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LifeState {
-    /// Records that found the ring full.
-    pub lost: u64,
+pub struct Counters {
+    /// Life-cycle records that found the ring full.
+    pub life_lost: u64,
+    /// Switches that the tracepoint did not show, and that were put back in.
+    pub untraced: u64,
 }
 
 /// Which cgroup of a task counts.
@@ -153,6 +160,8 @@ pub struct Offsets {
     pub task_comm: u32,
     pub task_signal: u32,
     pub task_exec_start: u32,
+    pub task_sum_exec: u32,
+    pub task_prev_sum_exec: u32,
     pub signal_live: u32,
     pub cred_uid: u32,
     pub css_set_dfl_cgrp: u32,
@@ -191,7 +200,8 @@ mod tests {
         assert_eq!(offset_of!(Entry, cycles), 8);
         assert_eq!(offset_of!(Entry, prev), 16);
         assert_eq!(offset_of!(Entry, next), 20);
-        assert_eq!(offset_of!(Batch, entries), HEADER_BYTES);
+        assert_eq!(HEADER_OFFSET, 8);
+        assert_eq!(offset_of!(Batch, entries), HEADER_OFFSET + HEADER_BYTES);
         assert_eq!(size_of::<Batch>(), BATCH_STRIDE);
         assert_eq!(record_bytes(MAX_BATCH), 3104);
     }
@@ -203,7 +213,7 @@ mod tests {
         assert_eq!(offset_of!(LifeRecord, pid), 24);
         assert_eq!(offset_of!(LifeRecord, kind), 36);
         assert_eq!(offset_of!(LifeRecord, comm), 48);
-        assert_eq!(size_of::<LifeState>(), 64);
+        assert_eq!(size_of::<Counters>(), 64);
         assert_eq!(size_of::<Offsets>() % 8, 0);
     }
 }

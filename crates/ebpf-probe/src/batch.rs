@@ -10,7 +10,6 @@ use core::{
 };
 
 use aya_ebpf::{
-    EbpfContext,
     bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, bpf_perf_event_value},
     helpers::{bpf_get_smp_processor_id, bpf_perf_event_read_value},
 };
@@ -60,7 +59,7 @@ pub(crate) fn output(batch: &mut Batch, count: u32, flags: u32) -> bool {
     };
     // SAFETY: `bytes` is at most the size of the batch.
     let data =
-        unsafe { core::slice::from_raw_parts(core::ptr::from_ref(batch).cast::<u8>(), bytes) };
+        unsafe { core::slice::from_raw_parts((&raw const batch.header).cast::<u8>(), bytes) };
     SWITCHES.output::<[u8]>(data, wakeup.into()).is_ok()
 }
 
@@ -93,8 +92,22 @@ pub(crate) fn cycles() -> u64 {
     }
 }
 
-/// The running process, by the helper.
+/// Sends the batch, counts it as lost where that fails, and opens the next.
 #[inline(always)]
-pub(crate) fn running<C: EbpfContext>(ctx: &C) -> u32 {
-    ctx.tgid()
+pub(crate) fn send(batch: &mut Batch, count: u32, flags: u32) {
+    let sent = output(batch, count, flags);
+    next(batch, count);
+    if !sent {
+        // After the sequence has moved on, so that a peek never takes these for a loss before them.
+        batch.header.lost += u64::from(count);
+    }
+}
+
+/// The batch's newest entry, sent or not.
+#[inline(always)]
+pub(crate) fn newest(batch: &Batch) -> Entry {
+    let valid = if batch.header.count > 0 { batch.header.count } else { batch.header.sent };
+    let index = valid.wrapping_sub(1) as usize & (MAX_BATCH - 1);
+    // SAFETY: masked to the array's length.
+    unsafe { *batch.entries.as_ptr().add(index) }
 }

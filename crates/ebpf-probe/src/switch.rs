@@ -12,6 +12,7 @@ use crate::{
     access::{Access, Direct, Helper},
     batch,
     globals::{batch_events, offset},
+    untraced,
 };
 
 /// Where an event's time comes from.
@@ -56,16 +57,16 @@ unsafe fn on_switch<A: Access, C: Clock, const CYCLES: bool>(
         }
     };
     let Some(batch) = batch::current() else { return 0 };
+    if batch.last_task != prev as u64 {
+        untraced::put_back::<CYCLES>(batch, entry);
+    }
+    batch.last_task = next as u64;
     let count = batch::push(batch, entry);
     if count < batch_events() {
         batch::publish(batch, count);
-        return 0;
+    } else {
+        batch::send(batch, count, if CYCLES { FLAG_CYCLES } else { 0 });
     }
-    let flags = if CYCLES { FLAG_CYCLES } else { 0 };
-    if !batch::output(batch, count, flags) {
-        batch.header.lost += u64::from(count);
-    }
-    batch::next(batch, count);
     0
 }
 

@@ -5,7 +5,7 @@
 //! `container.cpu.time`, `k8s.pod.cpu.time`, `process.context_switches`, `hw.energy`); the energy
 //! metrics per workload are ours, named after them.
 
-use wattpipe_pipeline::identity::attr;
+use wattpipe_pipeline::{batch::UsageBatch, identity::attr};
 
 /// What a row of usage is summed up into.
 #[derive(
@@ -175,3 +175,10 @@ pub const IDENTIFYING: &[&str] = &[
     attr::SYSTEMD_UNIT,
     OVERFLOW,
 ];
+
+/// What the energy per workload rests on; `None` where there is no energy.
+pub fn power_model_name(batch: &UsageBatch) -> Option<&'static str> {
+    let mut zones = batch.zones.iter().filter(|z| z.in_total).peekable();
+    zones.peek()?;
+    Some(if zones.all(|z| &*z.zone.source == "estimate") { "estimate" } else { "wattpipe" })
+}

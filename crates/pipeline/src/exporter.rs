@@ -11,6 +11,7 @@ use crate::{
 
 /// Why a batch was not exported.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum ExportError {
     /// Nobody reads any more (a closed pipe): the run ends, quietly.
     #[error("the reader of the output is gone")]

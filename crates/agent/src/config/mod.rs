@@ -1,7 +1,7 @@
 //! Configuration: text becomes a validated [`Loaded`] exactly once, and what is wrong with it is
 //! told with its place. Read in flow order: [`source`] (texts), [`yaml`] and [`node`] (trees with
 //! places), [`expand`] (`${env:}`), [`layers`] (files and `--set` merged), [`typed`] (each part
-//! parsed, all its problems), [`load`] (the whole), [`pipelines`] (references and kinds),
+//! parsed, all its problems), [`mod@load`] (the whole), [`pipelines`] (references and kinds),
 //! [`diagnostic`] (the messages).
 
 pub mod diagnostic;

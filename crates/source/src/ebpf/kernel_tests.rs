@@ -8,7 +8,7 @@ use wattpipe_pipeline::{batch::SwitchBatch, registry::HostRoots};
 use super::{
     Attach, Clock,
     cpus::Cpus,
-    loader::{self, Flushed, Options, Probe},
+    loader::{Flushed, Options, Probe},
     stream::Streams,
     sys::{self, PerfEvent},
 };
@@ -24,7 +24,7 @@ fn options() -> Options {
         cycles: None,
         batch_events: 128,
         ring_bytes: 1 << 20,
-        hierarchy: super::cgroup::in_use(&HostRoots::default()).hierarchy,
+        hierarchy: super::hierarchy(&HostRoots::default()).1,
         cpus: Cpus::possible(sysfs()).unwrap(),
         online: online(),
     }
@@ -147,6 +147,7 @@ mod whole {
     /// The promises of `SwitchBatch` that can be checked on any stream.
     fn check_promises(batches: &[Arc<SwitchBatch>]) {
         let mut last = std::collections::HashMap::new();
+        let mut running = std::collections::HashMap::new();
         let mut edge = 0;
         for batch in batches {
             assert!(batch.live);
@@ -155,7 +156,12 @@ mod whole {
                 edge = this.ts.0;
             }
             for (block, entries) in batch.iter_blocks() {
+                if block.lost > 0 {
+                    running.remove(&block.cpu);
+                }
                 for entry in entries {
+                    let before = running.insert(block.cpu, entry.next).unwrap_or(entry.prev);
+                    assert_eq!(before, entry.prev, "a switch is missing on {:?}", block.cpu);
                     let before = last.insert(block.cpu, entry.ts.0).unwrap_or(0);
                     assert!(entry.ts.0 >= before, "time goes back on {:?}", block.cpu);
                 }

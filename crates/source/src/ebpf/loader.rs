@@ -14,7 +14,9 @@ use aya::{
     maps::{Map, MapData},
     programs::{BtfTracePoint, Iter, ProgramError, RawTracePoint},
 };
-use wattpipe_ebpf_probe_common::{BATCH_STRIDE, ENTRY_BYTES, HEADER_BYTES, MAX_BATCH, Offsets};
+use wattpipe_ebpf_probe_common::{
+    BATCH_STRIDE, Counters as RareCounters, ENTRY_BYTES, HEADER_BYTES, MAX_BATCH, Offsets,
+};
 
 use super::{
     Attach, Clock,
@@ -60,11 +62,12 @@ pub(crate) struct Probe {
     pub(crate) life: Ring,
     pub(crate) batches: Batches,
     pub(crate) counters: Option<Counters>,
-    life_state: Mapping,
+    rare: Mapping,
     life_fd: OwnedFd,
     switches_fd: OwnedFd,
     flush: &'static str,
-    cpus: u32,
+    /// CPU numbers are below this.
+    pub(crate) cpus: u32,
     /// How it is attached: never `auto`.
     pub(crate) attach: Attach,
     iterator: bool,
@@ -156,7 +159,7 @@ impl Probe {
             .map_max_entries("SWITCHES", options.ring_bytes)
             .map_max_entries("LIFE", LIFE_BYTES)
             .map_max_entries("BATCHES", options.cpus)
-            .map_max_entries("LIFE_STATE", options.cpus)
+            .map_max_entries("COUNTERS", options.cpus)
             .map_max_entries("CYCLES", options.cpus)
             .load(OBJECT)
             .map_err(|e| refused("the probe's maps", &e))?;
@@ -164,16 +167,17 @@ impl Probe {
         let switches_fd = map_fd(&ebpf, "SWITCHES")?;
         let life_fd = map_fd(&ebpf, "LIFE")?;
         let batches_fd = map_fd(&ebpf, "BATCHES")?;
-        let state_fd = map_fd(&ebpf, "LIFE_STATE")?;
-        let state_bytes = (options.cpus as usize * 64).next_multiple_of(page_size());
+        let state_fd = map_fd(&ebpf, "COUNTERS")?;
+        let state_bytes =
+            (options.cpus as usize * size_of::<RareCounters>()).next_multiple_of(page_size());
         let switches = Ring::new(switches_fd.as_fd(), options.ring_bytes as usize)
             .map_err(EbpfError::io("mapping the switch ring"))?;
         let life = Ring::new(life_fd.as_fd(), LIFE_BYTES as usize)
             .map_err(EbpfError::io("mapping the life-cycle ring"))?;
         let batches = Batches::new(batches_fd.as_fd(), options.cpus)
             .map_err(EbpfError::io("mapping the batches"))?;
-        let life_state = Mapping::new(state_fd.as_fd(), 0, state_bytes, false)
-            .map_err(EbpfError::io("mapping the life-cycle counters"))?;
+        let rare = Mapping::new(state_fd.as_fd(), 0, state_bytes, false)
+            .map_err(EbpfError::io("mapping the counters"))?;
         // Before the probe attaches, so that no entry lacks its reading.
         let counters = match options.cycles {
             Some(event) => {
@@ -211,7 +215,7 @@ impl Probe {
             life,
             batches,
             counters,
-            life_state,
+            rare,
             life_fd,
             switches_fd,
             flush,
@@ -249,9 +253,18 @@ impl Probe {
 
     /// Life-cycle records lost so far.
     pub(crate) fn life_lost(&self) -> u64 {
+        self.sum_of(std::mem::offset_of!(RareCounters, life_lost))
+    }
+
+    /// Switches the tracepoint did not show, put back in so far.
+    pub(crate) fn untraced(&self) -> u64 {
+        self.sum_of(std::mem::offset_of!(RareCounters, untraced))
+    }
+
+    fn sum_of(&self, offset: usize) -> u64 {
         (0..self.cpus as usize)
-            .filter_map(|cpu| self.life_state.u64(cpu * 64))
-            .map(|lost| lost.load(std::sync::atomic::Ordering::Relaxed))
+            .filter_map(|cpu| self.rare.u64(cpu * size_of::<RareCounters>() + offset))
+            .map(|count| count.load(std::sync::atomic::Ordering::Relaxed))
             .sum()
     }
 
@@ -267,7 +280,8 @@ impl Probe {
         })
     }
 
-    /// The attached switch program, for its statistics.
+    /// A program's description and statistics.
+    #[cfg(feature = "bench")]
     pub(crate) fn program_info(&self, name: &str) -> Option<aya::programs::ProgramInfo> {
         self.ebpf.program(name)?.info().ok()
     }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use wattpipe_ebpf_probe_common::{
-    BATCH_STRIDE, BatchHeader, ENTRY_BYTES, Entry, HEADER_BYTES, MAX_BATCH,
+    BATCH_STRIDE, BatchHeader, ENTRY_BYTES, Entry, HEADER_BYTES, HEADER_OFFSET, MAX_BATCH,
 };
 
 use super::sys::{Mapping, page_size};
@@ -65,7 +65,7 @@ impl Batches {
     }
 
     fn base(&self, cpu: u32) -> Option<usize> {
-        (cpu < self.cpus).then_some(cpu as usize * BATCH_STRIDE)
+        (cpu < self.cpus).then_some(cpu as usize * BATCH_STRIDE + HEADER_OFFSET)
     }
 
     fn header(&self, cpu: u32) -> Option<BatchHeader> {

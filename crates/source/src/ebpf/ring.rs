@@ -58,11 +58,6 @@ impl Ring {
         self.head().wrapping_sub(self.position)
     }
 
-    /// Bytes of data it can hold.
-    pub(crate) fn capacity(&self) -> usize {
-        self.mask + 1
-    }
-
     /// Hands every record up to `limit` to `each`; its memory is free for writers afterwards.
     pub(crate) fn drain_to(&mut self, limit: usize, each: impl FnMut(&[u8])) -> Drained {
         self.drain_some(limit, usize::MAX, each).0

@@ -36,6 +36,7 @@ pub(crate) fn boot_unix_ns() -> u64 {
 }
 
 /// CPU time this thread has used, in nanoseconds.
+#[cfg(any(test, feature = "bench"))]
 pub(crate) fn thread_cpu() -> u64 {
     clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
@@ -83,10 +84,6 @@ impl Mapping {
         Ok(Self { base, bytes })
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.bytes
-    }
-
     /// Address of `bytes` bytes at `offset`, aligned for `T`; `None` outside the mapping.
     pub(crate) fn at<T>(&self, offset: usize, bytes: usize) -> Option<*const T> {
         let end = offset.checked_add(bytes)?;
@@ -126,6 +123,7 @@ pub(crate) enum PerfEvent {
     /// The hardware's cycles.
     Cycles,
     /// A software clock: works everywhere, to measure what a successful read costs.
+    #[cfg(any(test, feature = "bench"))]
     SoftwareClock,
 }
 
@@ -150,6 +148,7 @@ pub(crate) fn perf_event_open(event: PerfEvent, cpu: u32) -> io::Result<OwnedFd>
     const FLAG_FD_CLOEXEC: libc::c_ulong = 8;
     let (kind, config) = match event {
         PerfEvent::Cycles => (0, 0),
+        #[cfg(any(test, feature = "bench"))]
         PerfEvent::SoftwareClock => (1, 0),
     };
     let attr = PerfEventAttr {
