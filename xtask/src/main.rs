@@ -1,5 +1,7 @@
 //! Tasks of the project: `cargo xtask <task>`. Each task is a module of its own.
 
+mod examples;
+mod links;
 mod process;
 mod test;
 
@@ -18,6 +20,10 @@ struct Cli {
 enum Task {
     /// Format, lints, generated documents: what needs no privileges and no other machine.
     Check,
+    /// Every example is valid and runs for two windows, as root; the custom processor is built.
+    Examples,
+    /// Links, paths, commands and configurations in the documents.
+    Links,
     /// All tests: installs what they need, asks sudo where it is not root already.
     Test(test::Args),
 }
@@ -25,6 +31,8 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Check => test::check(),
+        Task::Examples => examples::examples(),
+        Task::Links => links::links(),
         Task::Test(args) => test::test(&args),
     };
     match result {
