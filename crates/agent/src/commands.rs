@@ -48,15 +48,14 @@ fn validate(input: &Input, registry: &Registry) -> Exit {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
     };
-    match assemble::graph(&loaded, &Default::default()) {
-        Ok(_) => print("ok\n"),
-        Err(reasons) => {
-            for reason in reasons {
-                let _ = writeln!(io::stderr(), "error: {reason}");
-            }
-            Exit::Usage
-        }
+    let failed = assemble::build_all(&assemble::graph(&loaded, &Default::default()));
+    if failed.is_empty() {
+        return print("ok\n");
     }
+    for reason in failed {
+        let _ = writeln!(io::stderr(), "error: {reason}");
+    }
+    Exit::Usage
 }
 
 fn print_config(input: &Input, registry: &Registry) -> Exit {

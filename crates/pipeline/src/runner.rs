@@ -93,6 +93,8 @@ pub enum Outcome {
     ReaderGone,
     /// A component failed for good.
     Failed(String),
+    /// A source cannot work on this host or with these rights.
+    Unavailable(String),
 }
 
 /// Why nothing was started.
@@ -231,6 +233,21 @@ impl Runner {
     /// What the pipelines achieve.
     pub fn progress(&self) -> Arc<Progress> {
         self.progress.clone()
+    }
+
+    /// Whether it ended because a source cannot work here.
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self.outcome, Some(Outcome::Unavailable(_)))
+    }
+
+    /// Waits until each source has had something to send.
+    pub fn working(&self) -> impl Future<Output = ()> + use<> {
+        let gates: Vec<_> = self.sources.iter().filter_map(SourceSlot::gate).collect();
+        async move {
+            for gate in gates {
+                gate.wait_arrived().await;
+            }
+        }
     }
 
     /// How long draining may take from now on.

@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
+    sync::Arc,
 };
 
 use figment::value::{Dict, Empty, Tag, Value};
@@ -55,7 +56,7 @@ pub struct Component<T: ?Sized + 'static> {
     /// Its row.
     pub entry: Entry<T>,
     /// Its validated configuration.
-    pub factory: Box<dyn Factory<T>>,
+    pub factory: Arc<dyn Factory<T>>,
 }
 
 /// Components by id.
@@ -257,6 +258,7 @@ impl Loader<'_> {
             match entries.iter().find(|e| e.answers_to(kind)) {
                 Some(entry) => {
                     if let Some(factory) = self.parse(value, path, entry.schema, entry.parse) {
+                        let factory = Arc::from(factory);
                         components.insert(id, Component { entry: *entry, factory });
                     }
                 }

@@ -27,6 +27,16 @@ pub(super) struct SourceSlot {
     pub(super) backoff: Backoff,
 }
 
+impl SourceSlot {
+    /// The gate of its running incarnation.
+    pub(super) fn gate(&self) -> Option<Arc<Gate>> {
+        match &self.state {
+            State::Running(incarnation) => Some(incarnation.gate.clone()),
+            State::Waiting(_) | State::Ended => None,
+        }
+    }
+}
+
 /// See [`SourceSlot::state`].
 pub(super) enum State {
     /// It runs, as this incarnation.

@@ -74,7 +74,7 @@ impl Runner {
     }
 
     fn fail(&mut self, reason: String) {
-        if !matches!(self.outcome, Some(Outcome::Failed(_))) {
+        if !matches!(self.outcome, Some(Outcome::Failed(_) | Outcome::Unavailable(_))) {
             self.outcome = Some(Outcome::Failed(reason));
         }
     }
@@ -104,7 +104,13 @@ impl Runner {
             }
             Err(e) => {
                 slot.state = State::Ended;
-                self.fail(format!("source `{id}`: {}", with_causes(&e)));
+                let reason = format!("source `{id}`: {}", with_causes(&e));
+                match e {
+                    SourceError::Unavailable { .. } => {
+                        self.outcome.get_or_insert(Outcome::Unavailable(reason));
+                    }
+                    _ => self.fail(reason),
+                }
             }
         }
     }
