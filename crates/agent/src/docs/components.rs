@@ -29,7 +29,12 @@ pub fn components_md(registry: &Registry) -> String {
 }
 
 fn component(row: &Row, out: &mut String) {
-    let _ = write!(out, "\n### `{}`\n\n{}\n\n", row.name, row.doc.trim_end_matches('.').to_owned() + ".");
+    let _ = write!(
+        out,
+        "\n### `{}`\n\n{}\n\n",
+        row.name,
+        row.doc.trim_end_matches('.').to_owned() + "."
+    );
     let stability = serde_json::to_value(row.stability).unwrap_or_default();
     let mut facts = vec![format!("Stability: {}", stability.as_str().unwrap_or("?"))];
     if !row.takes.is_empty() {

@@ -11,11 +11,7 @@ pub use reference::reference_yaml;
 pub use schema::schema;
 
 use serde_json::Value;
-use wattpipe_pipeline::{
-    Registry, Stability,
-    batch::BatchKind,
-    registry::Entry,
-};
+use wattpipe_pipeline::{Registry, Stability, batch::BatchKind, registry::Entry};
 
 use crate::extension::EXTENSIONS;
 

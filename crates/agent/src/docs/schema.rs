@@ -11,7 +11,8 @@ use crate::config::model::{Host, Service};
 pub fn schema(registry: &Registry) -> Value {
     let mut generator = SchemaGenerator::default();
     let mut properties = Map::new();
-    properties.insert("host".to_owned(), <Host as JsonSchema>::json_schema(&mut generator).to_value());
+    properties
+        .insert("host".to_owned(), <Host as JsonSchema>::json_schema(&mut generator).to_value());
     for (section, rows) in sections(registry) {
         let mut patterns = Map::new();
         for row in rows {
@@ -19,7 +20,8 @@ pub fn schema(registry: &Registry) -> Value {
             if let Some(object) = schema.as_object_mut() {
                 object.insert("description".to_owned(), Value::from(row.doc));
             }
-            let names: Vec<&str> = [row.name].into_iter().chain(row.aliases.iter().copied()).collect();
+            let names: Vec<&str> =
+                [row.name].into_iter().chain(row.aliases.iter().copied()).collect();
             // An id is a type or type/name; an empty body means defaults.
             patterns.insert(
                 format!("^({})(/.+)?$", names.join("|")),

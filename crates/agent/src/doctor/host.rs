@@ -7,7 +7,7 @@ use wattpipe_pipeline::registry::HostRoots;
 use wattpipe_source::{
     cgroup,
     meter::{MeterSelection, Meters},
-    procfs::PidNamespace,
+    procfs::namespace::PidNamespace,
 };
 
 use super::Finding;
@@ -17,11 +17,12 @@ const OLDEST: (u32, u32) = (5, 10);
 
 pub(super) fn privileges() -> Finding {
     let has = |cap| caps::has_cap(None, CapSet::Permitted, cap).unwrap_or(false);
-    let missing: Vec<&str> = [(Capability::CAP_BPF, "CAP_BPF"), (Capability::CAP_PERFMON, "CAP_PERFMON")]
-        .into_iter()
-        .filter(|(cap, _)| !has(*cap))
-        .map(|(_, name)| name)
-        .collect();
+    let missing: Vec<&str> =
+        [(Capability::CAP_BPF, "CAP_BPF"), (Capability::CAP_PERFMON, "CAP_PERFMON")]
+            .into_iter()
+            .filter(|(cap, _)| !has(*cap))
+            .map(|(_, name)| name)
+            .collect();
     if missing.is_empty() {
         let who = if nix::unistd::geteuid().is_root() { "root" } else { "an unprivileged user" };
         return Finding::ok("privileges", format!("{who} with CAP_BPF and CAP_PERFMON"));

@@ -9,8 +9,9 @@ use serde::Serialize;
 use wattpipe_pipeline::{Registry, registry::HostRoots};
 
 use crate::{
-    Exit, commands,
+    Exit,
     cli::DoctorFormat,
+    commands,
     config::{self, Input},
     privileges::Held,
     run,
@@ -150,9 +151,7 @@ fn text(diagnosis: &Diagnosis) -> String {
             Status::Missing => "MISSING",
         };
         let _ = writeln!(out, "{mark:<8} {:<14} {}", finding.area, finding.found);
-        for (name, what) in
-            [("consequence", &finding.consequence), ("remedy", &finding.remedy)]
-        {
+        for (name, what) in [("consequence", &finding.consequence), ("remedy", &finding.remedy)] {
             if let Some(what) = what {
                 let _ = writeln!(out, "{:<23} {name}: {what}", "");
             }

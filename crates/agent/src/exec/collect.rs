@@ -5,10 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use wattpipe_pipeline::{
-    Batch, ExportError, Exporter, async_trait,
-    batch::UsageBatch,
-};
+use wattpipe_pipeline::{Batch, ExportError, Exporter, async_trait, batch::UsageBatch};
 
 use super::family::Members;
 

@@ -101,9 +101,14 @@ mod tests {
         // The pid of a member that is gone, used again by a stranger, whose child is one too.
         members.event(Fork, &process(12, 1, 5));
         members.event(Fork, &process(13, 12, 6));
-        for (pid, start, expected) in
-            [(10, 1, true), (11, 2, true), (12, 3, true), (12, 5, false), (13, 6, false), (20, 4, false)]
-        {
+        for (pid, start, expected) in [
+            (10, 1, true),
+            (11, 2, true),
+            (12, 3, true),
+            (12, 5, false),
+            (13, 6, false),
+            (20, 4, false),
+        ] {
             assert_eq!(members.contain(&process(pid, 0, start)), expected, "{pid} {start}");
         }
         assert_eq!(members.count(), 3);

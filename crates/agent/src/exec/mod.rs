@@ -3,8 +3,8 @@
 //! power_model) with a step in front that follows forks, and an end that adds up.
 
 mod collect;
-mod family;
 mod fallback;
+mod family;
 mod report;
 
 use std::{
@@ -35,7 +35,7 @@ use wattpipe_pipeline::{
     runner::{Graph, Options, Outcome, Part, Pipeline, Runner},
     telemetry::Telemetry,
 };
-use wattpipe_source::procfs::PidNamespace;
+use wattpipe_source::procfs::namespace::PidNamespace;
 
 use crate::{Exit, commands, config::model::Logs, logs, privileges::Held, run};
 use collect::{Collector, Totals};
@@ -65,7 +65,9 @@ async fn measure(command: &[OsString], json: Option<PathBuf>, registry: &Registr
         Ok(runner) => (Some(runner), Method::Switches),
         Err(reason) => {
             warn!("{reason}");
-            warn!("without the probe: CPU time is what the kernel accounts to the command and the children it waited for");
+            warn!(
+                "without the probe: CPU time is what the kernel accounts to the command and the children it waited for"
+            );
             (fallback::start(registry, &totals).await, Method::Accounting)
         }
     };

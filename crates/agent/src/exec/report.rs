@@ -104,7 +104,8 @@ impl Report {
                 let _ = writeln!(out, "{watts:>14.3} W    {est}average power");
             }
             _ => {
-                let _ = writeln!(out, "             -      no energy: no meter and no estimate here");
+                let _ =
+                    writeln!(out, "             -      no energy: no meter and no estimate here");
             }
         }
         if let (Some(processes), Some(switches)) = (self.processes, self.switches) {
