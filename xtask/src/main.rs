@@ -1,6 +1,10 @@
 //! Tasks of the project: `cargo xtask <task>`. Each task is a module of its own.
 
+mod bench_probe;
 mod docs;
+mod ebpf;
+mod examples;
+mod links;
 mod process;
 mod test;
 
@@ -21,6 +25,14 @@ enum Task {
     Check,
     /// Write the documents that are generated from the program.
     Docs,
+    /// Builds the kernel programs, or checks that the committed ones are what the sources give.
+    Ebpf(ebpf::Args),
+    /// What a switch costs, in the kernel and in the agent.
+    BenchProbe(bench_probe::Args),
+    /// Every example is valid and runs for two windows, as root; the custom processor is built.
+    Examples,
+    /// Links, paths, commands and configurations in the documents.
+    Links,
     /// All tests: installs what they need, asks sudo where it is not root already.
     Test(test::Args),
 }
@@ -29,6 +41,10 @@ fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Check => test::check(),
         Task::Docs => docs::write(),
+        Task::Ebpf(args) => ebpf::ebpf(&args),
+        Task::BenchProbe(args) => bench_probe::bench_probe(&args),
+        Task::Examples => examples::examples(),
+        Task::Links => links::links(),
         Task::Test(args) => test::test(&args),
     };
     match result {
