@@ -2,6 +2,8 @@
 
 mod bench_probe;
 mod ebpf;
+mod examples;
+mod links;
 mod process;
 mod test;
 
@@ -24,6 +26,10 @@ enum Task {
     Ebpf(ebpf::Args),
     /// What a switch costs, in the kernel and in the agent.
     BenchProbe(bench_probe::Args),
+    /// Every example is valid and runs for two windows, as root; the custom processor is built.
+    Examples,
+    /// Links, paths, commands and configurations in the documents.
+    Links,
     /// All tests: installs what they need, asks sudo where it is not root already.
     Test(test::Args),
 }
@@ -33,6 +39,8 @@ fn main() -> ExitCode {
         Task::Check => test::check(),
         Task::Ebpf(args) => ebpf::ebpf(&args),
         Task::BenchProbe(args) => bench_probe::bench_probe(&args),
+        Task::Examples => examples::examples(),
+        Task::Links => links::links(),
         Task::Test(args) => test::test(&args),
     };
     match result {
