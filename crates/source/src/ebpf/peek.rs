@@ -82,6 +82,7 @@ impl Batches {
             count: u32::try_from(used / ENTRY_BYTES as u64).unwrap_or(0),
             flags: self.memory.u32(head + 24)?.load(Ordering::Relaxed),
             sent: self.memory.u32(head + 28)?.load(Ordering::Relaxed),
+            anchor: self.memory.u64(head + 32)?.load(Ordering::Relaxed),
         })
     }
 
@@ -185,7 +186,7 @@ mod tests {
         let done = AtomicBool::new(false);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                for _ in 0..200_000 {
+                for _ in 0..20_000 {
                     writer.push(100);
                 }
                 done.store(true, Ordering::Release);
