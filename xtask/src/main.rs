@@ -1,5 +1,6 @@
 //! Tasks of the project: `cargo xtask <task>`. Each task is a module of its own.
 
+mod e2e;
 mod process;
 mod test;
 
@@ -18,6 +19,8 @@ struct Cli {
 enum Task {
     /// Format, lints, generated documents: what needs no privileges and no other machine.
     Check,
+    /// The program against receivers that others wrote (needs Go and Python).
+    E2e,
     /// All tests: installs what they need, asks sudo where it is not root already.
     Test(test::Args),
 }
@@ -25,6 +28,7 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Check => test::check(),
+        Task::E2e => e2e::e2e(),
         Task::Test(args) => test::test(&args),
     };
     match result {
