@@ -5,6 +5,7 @@ mod docs;
 mod ebpf;
 mod examples;
 mod links;
+mod e2e;
 mod process;
 mod test;
 
@@ -33,6 +34,8 @@ enum Task {
     Examples,
     /// Links, paths, commands and configurations in the documents.
     Links,
+    /// The program against receivers that others wrote (needs Go and Python).
+    E2e,
     /// All tests: installs what they need, asks sudo where it is not root already.
     Test(test::Args),
 }
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Task::BenchProbe(args) => bench_probe::bench_probe(&args),
         Task::Examples => examples::examples(),
         Task::Links => links::links(),
+        Task::E2e => e2e::e2e(),
         Task::Test(args) => test::test(&args),
     };
     match result {
