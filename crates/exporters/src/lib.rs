@@ -19,5 +19,10 @@ pub mod testing;
 use wattpipe_pipeline::registry::ExporterEntry;
 
 /// Every exporter of this crate, in the order of the reference.
-pub const EXPORTERS: &[ExporterEntry] =
-    &[ExporterEntry::of::<stdout::StdoutExporter>(), ExporterEntry::of::<file::FileExporter>()];
+pub const EXPORTERS: &[ExporterEntry] = &[
+    ExporterEntry::of::<stdout::StdoutExporter>(),
+    ExporterEntry::of::<file::FileExporter>(),
+    ExporterEntry::of::<otlp::OtlpGrpcExporter>(),
+    ExporterEntry::of::<otlp::OtlpHttpExporter>(),
+    ExporterEntry::of::<prometheus::PrometheusExporter>(),
+];
