@@ -1,5 +1,6 @@
 //! Tasks of the project: `cargo xtask <task>`. Each task is a module of its own.
 
+mod deploy;
 mod examples;
 mod links;
 mod process;
@@ -22,6 +23,8 @@ enum Task {
     Check,
     /// Every example is valid and runs for two windows, as root; the custom processor is built.
     Examples,
+    /// What deploy/ holds, judged by the tools it is for; queries by a real Prometheus.
+    Deploy,
     /// Links, paths, commands and configurations in the documents.
     Links,
     /// All tests: installs what they need, asks sudo where it is not root already.
@@ -32,6 +35,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Check => test::check(),
         Task::Examples => examples::examples(),
+        Task::Deploy => deploy::deploy(),
         Task::Links => links::links(),
         Task::Test(args) => test::test(&args),
     };
