@@ -1,6 +1,8 @@
 //! Tasks of the project: `cargo xtask <task>`. Each task is a module of its own.
 
+mod bench_probe;
 mod deploy;
+mod ebpf;
 mod examples;
 mod links;
 mod process;
@@ -21,6 +23,10 @@ struct Cli {
 enum Task {
     /// Format, lints, generated documents: what needs no privileges and no other machine.
     Check,
+    /// Builds the kernel programs, or checks that the committed ones are what the sources give.
+    Ebpf(ebpf::Args),
+    /// What a switch costs, in the kernel and in the agent.
+    BenchProbe(bench_probe::Args),
     /// Every example is valid and runs for two windows, as root; the custom processor is built.
     Examples,
     /// What deploy/ holds, judged by the tools it is for; queries by a real Prometheus.
@@ -34,6 +40,8 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Check => test::check(),
+        Task::Ebpf(args) => ebpf::ebpf(&args),
+        Task::BenchProbe(args) => bench_probe::bench_probe(&args),
         Task::Examples => examples::examples(),
         Task::Deploy => deploy::deploy(),
         Task::Links => links::links(),
