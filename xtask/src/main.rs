@@ -2,6 +2,7 @@
 
 mod bench_probe;
 mod docs;
+mod deploy;
 mod ebpf;
 mod examples;
 mod links;
@@ -32,6 +33,8 @@ enum Task {
     BenchProbe(bench_probe::Args),
     /// Every example is valid and runs for two windows, as root; the custom processor is built.
     Examples,
+    /// What deploy/ holds, judged by the tools it is for; queries by a real Prometheus.
+    Deploy,
     /// Links, paths, commands and configurations in the documents.
     Links,
     /// The program against receivers that others wrote (needs Go and Python).
@@ -47,6 +50,7 @@ fn main() -> ExitCode {
         Task::Ebpf(args) => ebpf::ebpf(&args),
         Task::BenchProbe(args) => bench_probe::bench_probe(&args),
         Task::Examples => examples::examples(),
+        Task::Deploy => deploy::deploy(),
         Task::Links => links::links(),
         Task::E2e => e2e::e2e(),
         Task::Test(args) => test::test(&args),
