@@ -2,6 +2,7 @@
 
 mod process;
 mod test;
+mod test_kernel;
 
 use std::process::ExitCode;
 
@@ -20,12 +21,15 @@ enum Task {
     Check,
     /// All tests: installs what they need, asks sudo where it is not root already.
     Test(test::Args),
+    /// The probe on real Debian kernels, in QEMU.
+    TestKernel(test_kernel::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Check => test::check(),
         Task::Test(args) => test::test(&args),
+        Task::TestKernel(args) => test_kernel::test_kernel(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

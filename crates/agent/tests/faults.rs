@@ -179,8 +179,8 @@ fn a_replay_is_the_same_every_time() {
     );
     fs::write(&config, text).expect("a configuration");
     let replay = || {
-        let output = Command::new(program()).arg("--config").arg(&config);
-        let output = output.output().expect("a replay");
+        let output =
+            Command::new(program()).arg("--config").arg(&config).output().expect("a replay");
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).expect("text")
     };
