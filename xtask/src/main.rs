@@ -1,5 +1,9 @@
 //! Tasks of the project: `cargo xtask <task>`. Each task is a module of its own.
 
+mod bench_probe;
+mod ebpf;
+mod examples;
+mod links;
 mod process;
 mod test;
 mod test_kernel;
@@ -19,6 +23,14 @@ struct Cli {
 enum Task {
     /// Format, lints, generated documents: what needs no privileges and no other machine.
     Check,
+    /// Builds the kernel programs, or checks that the committed ones are what the sources give.
+    Ebpf(ebpf::Args),
+    /// What a switch costs, in the kernel and in the agent.
+    BenchProbe(bench_probe::Args),
+    /// Every example is valid and runs for two windows, as root; the custom processor is built.
+    Examples,
+    /// Links, paths, commands and configurations in the documents.
+    Links,
     /// All tests: installs what they need, asks sudo where it is not root already.
     Test(test::Args),
     /// The probe on real Debian kernels, in QEMU.
@@ -28,6 +40,10 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Check => test::check(),
+        Task::Ebpf(args) => ebpf::ebpf(&args),
+        Task::BenchProbe(args) => bench_probe::bench_probe(&args),
+        Task::Examples => examples::examples(),
+        Task::Links => links::links(),
         Task::Test(args) => test::test(&args),
         Task::TestKernel(args) => test_kernel::test_kernel(&args),
     };

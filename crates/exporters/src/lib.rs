@@ -1,12 +1,13 @@
 //! Where usage leaves the agent: `stdout`, `file`, `otlp_grpc`, `otlp_http` and `prometheus`.
 //!
-//! Read in this order: [`records`] (the JSON lines), [`stdout`], [`mod@file`], `semconv` (metric
-//! names), `series` (usage as monotonic series), `otlp`, `prometheus`, `queue`.
+//! Read in this order: [`records`] (the JSON lines), [`stdout`], [`mod@file`], [`semconv`] (metric
+//! names), [`series`] (usage as monotonic series), [`otlp`], [`prometheus`], [`queue`].
 #![forbid(unsafe_code)]
 
 pub mod counters;
 pub mod file;
 pub mod otlp;
+pub mod prometheus;
 pub mod queue;
 pub mod records;
 pub mod semconv;

@@ -168,7 +168,15 @@ impl Points {
     /// Static attributes and the workload's own, which go before them.
     fn resource_of(&self, own: &AttributeSet) -> Vec<KeyValue> {
         let statics = self.resource.iter().filter(|(key, _)| own.get(key).is_none());
-        statics.chain(own.iter()).map(|(k, v)| pair(k, any(v))).collect()
+        statics
+            .chain(own.iter())
+            .map(|(k, v)| match k {
+                semconv::OVERFLOW => {
+                    pair(k, AnyValue { value: Some(any_value::Value::BoolValue(true)) })
+                }
+                _ => pair(k, any(v)),
+            })
+            .collect()
     }
 
     fn resource_metrics(&self, resource: Vec<KeyValue>, metrics: Vec<Metric>) -> ResourceMetrics {

@@ -143,17 +143,20 @@ impl GrpcTransport {
             Some(tls) => Connector::tls(tls, &[b"h2"]).map_err(|e| e.to_string())?,
             None => Connector::plain(),
         };
-        let mut endpoint = Endpoint::from(target.uri)
+        // TLS is the connector's: tonic is told `http` and sends the receiver's own scheme.
+        let authority = target.uri.authority().map(ToString::to_string).unwrap_or_default();
+        let dial = format!("http://{authority}").parse::<http::Uri>().map_err(|e| e.to_string())?;
+        let name = config.tls.as_ref().and_then(|t| t.server_name_override.as_deref());
+        let scheme = target.uri.scheme_str().unwrap_or("http");
+        let origin = format!("{scheme}://{}", name.unwrap_or(&authority))
+            .parse()
+            .map_err(|e| format!("tls::server_name_override: {e}"))?;
+        let endpoint = Endpoint::from(dial)
+            .origin(origin)
             .user_agent(concat!("wattpipe/", env!("CARGO_PKG_VERSION")))
             .map_err(|e| e.to_string())?
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE);
-        if let Some(name) = config.tls.as_ref().and_then(|t| t.server_name_override.as_ref()) {
-            let origin = format!("https://{name}")
-                .parse()
-                .map_err(|e| format!("tls::server_name_override: {e}"))?;
-            endpoint = endpoint.origin(origin);
-        }
         let mut headers = MetadataMap::new();
         for (name, value) in &config.headers {
             let at = |e: &dyn std::fmt::Display| format!("headers::{name}: {e}");

@@ -16,7 +16,7 @@ use wattpipe_pipeline::{
 };
 
 use super::{
-    config::{Compression, Encoding, OtlpHttpConfig, TlsConfig},
+    config::{Compression, Encoding, OtlpHttpConfig},
     encode::EncoderOptions,
     requests,
     sender::Sender,
@@ -108,7 +108,7 @@ impl HttpTransport {
     fn new(config: &OtlpHttpConfig) -> Result<Self, String> {
         let uri = target(config)?;
         let connector = if uri.scheme_str() == Some("https") {
-            let tls = config.tls.clone().unwrap_or_else(TlsConfig::default);
+            let tls = config.tls.clone().unwrap_or_default();
             Connector::tls(&tls, &[b"http/1.1"]).map_err(|e| e.to_string())?
         } else {
             Connector::plain()
@@ -206,12 +206,11 @@ impl Transport for HttpTransport {
                 .headers
                 .get(header::CONTENT_TYPE)
                 .is_some_and(|v| v.as_bytes().starts_with(b"application/json"));
-            let answer = if json {
-                serde_json::from_slice(&body).unwrap_or_default()
+            return if json {
+                status::delivered_json(&body)
             } else {
-                ExportMetricsServiceResponse::decode(body).unwrap_or_default()
+                status::delivered(ExportMetricsServiceResponse::decode(body).unwrap_or_default())
             };
-            return status::delivered(answer);
         }
         let after = head.headers.get(header::RETRY_AFTER).and_then(|v| v.to_str().ok());
         status::of_http(head.status, after, &body)

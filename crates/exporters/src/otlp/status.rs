@@ -57,6 +57,18 @@ pub(super) fn delivered(response: ExportMetricsServiceResponse) -> Outcome {
     }
 }
 
+/// The same as JSON, where 64-bit integers may be text.
+pub(super) fn delivered_json(body: &[u8]) -> Outcome {
+    let answer: serde_json::Value = serde_json::from_slice(body).unwrap_or_default();
+    let partial = &answer["partialSuccess"];
+    let rejected = match &partial["rejectedDataPoints"] {
+        serde_json::Value::String(text) => text.parse().unwrap_or(0),
+        number => number.as_u64().unwrap_or(0),
+    };
+    let message = partial["errorMessage"].as_str().unwrap_or_default().to_owned();
+    Outcome::Delivered { rejected, message }
+}
+
 /// A gRPC failure.
 pub(super) fn of_grpc(status: &Status) -> Outcome {
     let reason = describe(status);
@@ -64,7 +76,7 @@ pub(super) fn of_grpc(status: &Status) -> Outcome {
     match status.code() {
         // What a receiver's limit on message size looks like, from one library or another.
         Code::OutOfRange => Outcome::TooLarge { reason },
-        Code::ResourceExhausted if after.is_none() && status.message().contains("larger than") => {
+        Code::ResourceExhausted if after.is_none() && is_about_size(status.message()) => {
             Outcome::TooLarge { reason }
         }
         Code::Cancelled
@@ -82,7 +94,11 @@ pub(super) fn of_grpc(status: &Status) -> Outcome {
 
 /// An answer over HTTP that is no success.
 pub(super) fn of_http(status: http::StatusCode, retry_after: Option<&str>, body: &[u8]) -> Outcome {
-    let said = RpcStatus::decode(body).map(|s| s.message).unwrap_or_default();
+    let json = serde_json::from_slice::<serde_json::Value>(body).unwrap_or_default();
+    let said = match json["message"].as_str() {
+        Some(message) => message.to_owned(),
+        None => RpcStatus::decode(body).map(|s| s.message).unwrap_or_default(),
+    };
     let reason = if said.is_empty() {
         format!("the receiver answers {status}")
     } else {
@@ -128,6 +144,12 @@ fn retry_info(details: &[u8]) -> Option<Duration> {
     let delay = RetryInfo::decode(&info.value[..]).ok()?.retry_delay.unwrap_or_default();
     let seconds = u64::try_from(delay.seconds).unwrap_or(0);
     Some(Duration::new(seconds, u32::try_from(delay.nanos).unwrap_or(0)).min(MAX_WAIT))
+}
+
+/// Words that gRPC libraries have for a message above their limit; a quota reads differently.
+fn is_about_size(message: &str) -> bool {
+    let message = message.to_ascii_lowercase();
+    ["larger than", "too large", "size limit", "message size"].iter().any(|w| message.contains(w))
 }
 
 /// A broken or refused connection comes as a status that no receiver has sent.

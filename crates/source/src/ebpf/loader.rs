@@ -2,6 +2,7 @@
 //! variant that fits, and everything back in the kernel's hands when it is dropped.
 
 use std::{
+    borrow::Cow,
     collections::BTreeSet,
     fs, io,
     io::Read,
@@ -31,6 +32,15 @@ use super::{
 
 /// The committed object (`cargo xtask ebpf` builds it), aligned as its parser wants it.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../probe/wattpipe.bpf.o");
+
+/// The object to load. Tests and benchmarks may try another one.
+fn object() -> Cow<'static, [u8]> {
+    #[cfg(any(test, feature = "bench"))]
+    if let Some(bytes) = std::env::var_os("PROBE_OBJECT").and_then(|path| fs::read(path).ok()) {
+        return bytes.into();
+    }
+    OBJECT.into()
+}
 
 /// Bytes of the life-cycle ring: some 7,000 events between two looks.
 const LIFE_BYTES: u32 = 512 << 10;
@@ -161,7 +171,7 @@ impl Probe {
             .map_max_entries("BATCHES", options.cpus)
             .map_max_entries("COUNTERS", options.cpus)
             .map_max_entries("CYCLES", options.cpus)
-            .load(OBJECT)
+            .load(&object())
             .map_err(|e| refused("the probe's maps", &e))?;
 
         let switches_fd = map_fd(&ebpf, "SWITCHES")?;

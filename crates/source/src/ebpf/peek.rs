@@ -14,6 +14,7 @@ use std::{
 
 use wattpipe_ebpf_probe_common::{
     BATCH_STRIDE, BatchHeader, ENTRY_BYTES, Entry, HEADER_BYTES, HEADER_OFFSET, MAX_BATCH,
+    USED_OFFSET,
 };
 
 use super::sys::{Mapping, page_size};
@@ -65,19 +66,22 @@ impl Batches {
     }
 
     fn base(&self, cpu: u32) -> Option<usize> {
-        (cpu < self.cpus).then_some(cpu as usize * BATCH_STRIDE + HEADER_OFFSET)
+        (cpu < self.cpus).then_some(cpu as usize * BATCH_STRIDE)
     }
 
     fn header(&self, cpu: u32) -> Option<BatchHeader> {
         let base = self.base(cpu)?;
-        let sequence = self.memory.u64(base)?.load(Ordering::Acquire);
+        let head = base + HEADER_OFFSET;
+        let sequence = self.memory.u64(head)?.load(Ordering::Acquire);
+        let lost = self.memory.u64(head + 8)?.load(Ordering::Acquire);
+        let used = self.memory.u64(base + USED_OFFSET)?.load(Ordering::Acquire);
         Some(BatchHeader {
             sequence,
-            lost: self.memory.u64(base + 8)?.load(Ordering::Acquire),
+            lost,
             cpu,
-            count: self.memory.u32(base + 20)?.load(Ordering::Acquire),
-            flags: self.memory.u32(base + 24)?.load(Ordering::Relaxed),
-            sent: self.memory.u32(base + 28)?.load(Ordering::Relaxed),
+            count: u32::try_from(used / ENTRY_BYTES as u64).unwrap_or(0),
+            flags: self.memory.u32(head + 24)?.load(Ordering::Relaxed),
+            sent: self.memory.u32(head + 28)?.load(Ordering::Relaxed),
         })
     }
 
@@ -85,7 +89,7 @@ impl Batches {
         if index >= MAX_BATCH {
             return None;
         }
-        let at = self.base(cpu)? + HEADER_BYTES + index * ENTRY_BYTES;
+        let at = self.base(cpu)? + HEADER_OFFSET + HEADER_BYTES + index * ENTRY_BYTES;
         Some(Entry {
             ts: self.memory.u64(at)?.load(Ordering::Relaxed),
             cycles: self.memory.u64(at + 8)?.load(Ordering::Relaxed),
