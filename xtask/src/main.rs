@@ -1,5 +1,6 @@
 //! Tasks of the project: `cargo xtask <task>`. Each task is a module of its own.
 
+mod bench;
 mod bench_probe;
 mod ebpf;
 mod examples;
@@ -25,6 +26,8 @@ enum Task {
     Check,
     /// Builds the kernel programs, or checks that the committed ones are what the sources give.
     Ebpf(ebpf::Args),
+    /// Everything that is said of speed and size, measured; writes docs/performance.md.
+    Bench(bench::Args),
     /// What a switch costs, in the kernel and in the agent.
     BenchProbe(bench_probe::Args),
     /// Every example is valid and runs for two windows, as root; the custom processor is built.
@@ -41,6 +44,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Check => test::check(),
         Task::Ebpf(args) => ebpf::ebpf(&args),
+        Task::Bench(args) => bench::bench(&args),
         Task::BenchProbe(args) => bench_probe::bench_probe(&args),
         Task::Examples => examples::examples(),
         Task::Links => links::links(),
