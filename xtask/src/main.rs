@@ -2,6 +2,7 @@
 
 mod bench;
 mod bench_probe;
+mod docs;
 mod ebpf;
 mod examples;
 mod links;
@@ -24,6 +25,8 @@ struct Cli {
 enum Task {
     /// Format, lints, generated documents: what needs no privileges and no other machine.
     Check,
+    /// Write the documents that are generated from the program.
+    Docs,
     /// Builds the kernel programs, or checks that the committed ones are what the sources give.
     Ebpf(ebpf::Args),
     /// Everything that is said of speed and size, measured; writes docs/performance.md.
@@ -43,6 +46,7 @@ enum Task {
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
         Task::Check => test::check(),
+        Task::Docs => docs::write(),
         Task::Ebpf(args) => ebpf::ebpf(&args),
         Task::Bench(args) => bench::bench(&args),
         Task::BenchProbe(args) => bench_probe::bench_probe(&args),
