@@ -5,6 +5,7 @@ mod bench_probe;
 mod docs;
 mod ebpf;
 mod examples;
+mod fuzz;
 mod links;
 mod process;
 mod test;
@@ -35,6 +36,8 @@ enum Task {
     BenchProbe(bench_probe::Args),
     /// Every example is valid and runs for two windows, as root; the custom processor is built.
     Examples,
+    /// Every fuzz target for a while.
+    Fuzz(fuzz::Args),
     /// Links, paths, commands and configurations in the documents.
     Links,
     /// All tests: installs what they need, asks sudo where it is not root already.
@@ -51,6 +54,7 @@ fn main() -> ExitCode {
         Task::Bench(args) => bench::bench(&args),
         Task::BenchProbe(args) => bench_probe::bench_probe(&args),
         Task::Examples => examples::examples(),
+        Task::Fuzz(args) => fuzz::fuzz(&args),
         Task::Links => links::links(),
         Task::Test(args) => test::test(&args),
         Task::TestKernel(args) => test_kernel::test_kernel(&args),
