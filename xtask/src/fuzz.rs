@@ -31,10 +31,6 @@ const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
 pub(crate) fn fuzz(args: &Args) -> Result<()> {
     let dir = root().join("fuzz");
-    run(cargo(&["build", "--release", "--quiet", "--target", TRIPLE, "--manifest-path"])
-        .arg(dir.join("Cargo.toml"))
-        .env("RUSTFLAGS", FLAGS)
-        .env("CARGO_TARGET_DIR", dir.join("target")))?;
     let mut targets: Vec<String> = fs::read_dir(dir.join("fuzz_targets"))?
         .flatten()
         .filter_map(|entry| Some(entry.path().file_stem()?.to_string_lossy().into_owned()))
@@ -47,6 +43,11 @@ pub(crate) fn fuzz(args: &Args) -> Result<()> {
     let mut failed = Vec::new();
     for target in targets {
         println!("== {target}, {} s", args.seconds);
+        run(cargo(&["build", "--release", "--quiet", "--target", TRIPLE, "--bin", &target])
+            .arg("--manifest-path")
+            .arg(dir.join("Cargo.toml"))
+            .env("RUSTFLAGS", FLAGS)
+            .env("CARGO_TARGET_DIR", dir.join("target")))?;
         let corpus = dir.join("corpus").join(&target);
         let artifacts = dir.join("artifacts").join(&target);
         fs::create_dir_all(&corpus).with_context(|| format!("creating {}", corpus.display()))?;

@@ -8,6 +8,7 @@ mod examples;
 mod fuzz;
 mod links;
 mod process;
+mod soak;
 mod test;
 mod test_kernel;
 
@@ -40,6 +41,8 @@ enum Task {
     Fuzz(fuzz::Args),
     /// Links, paths, commands and configurations in the documents.
     Links,
+    /// The agent for long, among everything that churns.
+    Soak(soak::Args),
     /// All tests: installs what they need, asks sudo where it is not root already.
     Test(test::Args),
     /// The probe on real Debian kernels, in QEMU.
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
         Task::Examples => examples::examples(),
         Task::Fuzz(args) => fuzz::fuzz(&args),
         Task::Links => links::links(),
+        Task::Soak(args) => soak::soak(&args),
         Task::Test(args) => test::test(&args),
         Task::TestKernel(args) => test_kernel::test_kernel(&args),
     };
