@@ -19,6 +19,8 @@ mod config;
 mod cpus;
 mod cycles;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 mod host;
 #[cfg(test)]
 mod kernel_tests;
