@@ -81,7 +81,6 @@ impl AgentBuilder {
 /// Everything that wattpipe itself has.
 fn defaults(registry: &mut Registry) {
     registry.sources.extend_from_slice(wattpipe_source::SOURCES);
-    registry.exporters.extend_from_slice(wattpipe_exporters::EXPORTERS);
     registry.processors.extend_from_slice(wattpipe_processors::PROCESSORS);
     registry.exporters.extend_from_slice(wattpipe_exporters::EXPORTERS);
 }

@@ -20,6 +20,8 @@ mod config;
 mod cpus;
 mod cycles;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 mod gauges;
 mod host;
 #[cfg(test)]
