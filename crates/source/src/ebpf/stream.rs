@@ -112,7 +112,7 @@ impl Streams {
         let entries = entries.skip(taken as usize);
         self.append(&header, taken, entries, batch);
         if let Some(stream) = self.cpus.get_mut(header.cpu as usize) {
-            stream.sequence = header.sequence + 1;
+            stream.sequence = header.sequence.saturating_add(1);
             stream.taken = 0;
         }
     }
@@ -204,7 +204,7 @@ impl Streams {
         }
         let tick_last = len > 0 && header.flags & FLAG_TICK != 0;
         self.counts.late += late;
-        self.counts.lost += lost;
+        self.counts.lost = self.counts.lost.saturating_add(lost);
         self.counts.switches += u64::from(len) - u64::from(tick_last) - invented;
         if len > 0 || lost > 0 {
             batch.blocks.push(CpuBlock {
