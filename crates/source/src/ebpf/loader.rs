@@ -144,10 +144,14 @@ impl Probe {
                 Self::load_as(Attach::RawTracepoint, options, &offsets, iterator)
             }
             Attach::Btf => Self::load_as(Attach::Btf, options, &offsets, iterator),
-            Attach::Auto => Self::load_as(Attach::Btf, options, &offsets, iterator).or_else(|e| {
-                tracing::warn!("attaching by BTF failed ({e}); trying raw tracepoints");
-                Self::load_as(Attach::RawTracepoint, options, &offsets, iterator)
-            }),
+            Attach::Auto => match Self::load_as(Attach::Btf, options, &offsets, iterator) {
+                // A program that is refused one way may load the other; what is forbidden stays so.
+                Err(error @ EbpfError::Refused { .. }) => {
+                    tracing::warn!("attaching by BTF failed ({error}); trying raw tracepoints");
+                    Self::load_as(Attach::RawTracepoint, options, &offsets, iterator)
+                }
+                result => result,
+            },
         }
     }
 
