@@ -68,6 +68,8 @@ pub(crate) struct Reader {
     busy: bool,
     peeks: Vec<Peek>,
     peeked: Vec<Entry>,
+    /// Of one CPU, while it is looked at; kept for its memory.
+    copy: Vec<Entry>,
     privileges: Privileges,
 }
 
@@ -127,6 +129,7 @@ impl Reader {
             busy: false,
             peeks: Vec::new(),
             peeked: Vec::new(),
+            copy: Vec::new(),
             privileges: Privileges::default(),
         }
     }
@@ -264,12 +267,12 @@ impl Reader {
     }
 
     fn peek(&mut self, cpu: u32) {
-        let mut entries = Vec::new();
         // What was taken of the open batch is only known once the batch's number is.
-        let Some(header) = self.probe.batches.copy(cpu, 0, &mut entries) else { return };
+        let copy = &mut self.copy;
+        let Some(header) = self.probe.batches.copy(cpu, 0, copy) else { return };
         let from = self.streams.taken(cpu, header.sequence).min(header.count);
         let start = self.peeked.len();
-        self.peeked.extend_from_slice(&entries[from as usize..]);
+        self.peeked.extend(copy.drain(from as usize..));
         self.peeks.push(Peek { header, from, entries: start..self.peeked.len() });
     }
 
