@@ -25,11 +25,11 @@ fn flush_now<const CYCLES: bool>() -> i32 {
         untraced::put_back::<CYCLES>(batch, entry);
         batch.last_task = current;
     }
-    let before = batch.header.count;
-    let count = batch::push(batch, entry);
+    let before = batch.used;
+    let used = batch::push::<CYCLES>(batch, entry);
     let flags = FLAG_TICK | if CYCLES { FLAG_CYCLES } else { 0 };
-    if batch::output(batch, count, flags) {
-        batch::next(batch, count);
+    if batch::output(batch, used, flags) {
+        batch::next(batch);
         1
     } else {
         batch::publish(batch, before);

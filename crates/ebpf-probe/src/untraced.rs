@@ -10,12 +10,36 @@ use wattpipe_ebpf_probe_common::{Batch, Entry, FLAG_CYCLES};
 
 use crate::{
     batch,
-    globals::{batch_events, counters, offset},
+    globals::{counters, offset},
 };
 
 /// Puts the switch from the last task to `now.prev` before `now`. Cold: never runs on most kernels.
-#[inline(never)]
+#[inline(always)]
 pub(crate) fn put_back<const CYCLES: bool>(batch: &mut Batch, now: Entry) {
+    if CYCLES {
+        put_back_with_cycles(batch, now.ts, now.prev, now.cycles);
+    } else {
+        put_back_plain(batch, now.ts, now.prev);
+    }
+}
+
+// Functions of their own, so that the hot path stays short; with plain names, since a mangled one
+// would hold a hash of the build's directory.
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn put_back_plain(batch: &mut Batch, ts: u64, prev: u32) {
+    insert::<false>(batch, Entry { ts, cycles: 0, prev, next: prev });
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+extern "C" fn put_back_with_cycles(batch: &mut Batch, ts: u64, prev: u32, cycles: u64) {
+    insert::<true>(batch, Entry { ts, cycles, prev, next: prev });
+}
+
+#[inline(always)]
+fn insert<const CYCLES: bool>(batch: &mut Batch, now: Entry) {
     if batch.last_task == 0 {
         return;
     }
@@ -29,13 +53,9 @@ pub(crate) fn put_back<const CYCLES: bool>(batch: &mut Batch, now: Entry) {
     } else {
         0
     };
-    let missed = Entry { ts: now.ts - between + ran, cycles, prev: last.next, next: now.prev };
-    let count = batch::push(batch, missed);
-    if count < batch_events() {
-        batch::publish(batch, count);
-    } else {
-        batch::send(batch, count, if CYCLES { FLAG_CYCLES } else { 0 });
-    }
+    let missed = Entry { ts: last.ts + ran, cycles, prev: last.next, next: now.prev };
+    let used = batch::push::<CYCLES>(batch, missed);
+    batch::pushed(batch, used, if CYCLES { FLAG_CYCLES } else { 0 });
     if let Some(counters) = counters() {
         counters.untraced += 1;
     }

@@ -184,10 +184,11 @@ impl Runner {
             progress.stage("chain".to_owned()),
             options.governor.clone(),
         );
-        let chain_events = events_tx.clone();
+        let (chain_events, privileges) = (events_tx.clone(), options.privileges.clone());
         thread::Builder::new()
             .name("chain".into())
             .spawn(move || {
+                privileges.lower_inherited();
                 let result = chain.run(chain_rx);
                 let _ = chain_events.blocking_send(Event::ChainEnded(result));
                 let _ = chain_done_tx.send(());

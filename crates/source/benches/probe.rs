@@ -4,7 +4,6 @@
 //! All subjects in turn, round after round, so that a machine that gets faster or slower does so
 //! for all; medians over the rounds. The load is two processes that wake each other by pipes.
 
-#![expect(missing_docs, reason = "a benchmark has no interface")]
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "a benchmark fails loudly")]
 #![expect(clippy::panic, reason = "a benchmark fails loudly")]
 
@@ -52,10 +51,19 @@ fn main() {
         let at = args.iter().position(|a| a == name);
         at.and_then(|i| args.get(i + 1)).and_then(|v| v.parse().ok()).unwrap_or(default)
     };
+    // Only the load, for the agent to be measured under.
+    let load = number("--load", 0);
+    if load > 0 {
+        return ping_pong(load);
+    }
     let rounds = usize::try_from(number("--rounds", 9)).unwrap();
     let trips = number("--trips", 100_000);
     let _statistics = statistics().expect("this needs root");
-    let subjects = subjects();
+    let mut subjects = subjects();
+    if let Some(at) = args.iter().position(|a| a == "--only") {
+        let only: Vec<&str> = args[at + 1].split(',').collect();
+        subjects.retain(|(name, _)| only.contains(name));
+    }
     let mut results: Vec<Vec<f64>> = vec![Vec::new(); subjects.len()];
     let mut reader = Vec::new();
     let mut lost = 0;
@@ -80,7 +88,9 @@ fn main() {
     }
     eprintln!();
     let medians: Vec<f64> = results.into_iter().map(median).collect();
-    let of = |name: &str| medians[subjects.iter().position(|(n, _)| *n == name).unwrap()];
+    let of = |name: &str| {
+        subjects.iter().position(|(n, _)| *n == name).map_or(f64::NAN, |at| medians[at])
+    };
     let least = of("stored").min(of("stored_by_cpu")) - of("empty");
     let programs: Vec<_> = subjects
         .iter()

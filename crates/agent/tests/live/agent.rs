@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::OsString,
     fs,
     io::{BufRead, BufReader, Read},
     process::{Child, ChildStderr, Command, ExitStatus, Stdio},
@@ -38,7 +39,20 @@ pub struct Usage {
     pub created: String,
     pub exited: bool,
     pub cpu: u64,
+    pub cycles: Option<u64>,
     pub switches: u64,
+    pub joules: Option<f64>,
+}
+
+/// A `zone` record.
+#[derive(Clone, Debug)]
+pub struct Zone {
+    pub name: String,
+    pub source: String,
+    pub joules: f64,
+    pub active: f64,
+    pub idle: f64,
+    pub unattributed: f64,
 }
 
 /// Everything printed so far.
@@ -46,6 +60,7 @@ pub struct Usage {
 pub struct Records {
     pub windows: Vec<Window>,
     pub usage: Vec<Usage>,
+    pub zones: Vec<Zone>,
     /// A last line without its end.
     pub partial: bool,
 }
@@ -95,8 +110,21 @@ impl Records {
                 created: text("/attributes/process.creation.time"),
                 exited: value["state"] == "exited",
                 cpu: number("/cpu_ns"),
+                cycles: value["cycles"].as_u64(),
                 switches: number("/switches"),
+                joules: value["joules_total"].as_f64(),
             }),
+            Some("zone") => {
+                let real = |key: &str| value[key].as_f64().unwrap_or(f64::NAN);
+                self.zones.push(Zone {
+                    name: text("/zone"),
+                    source: text("/source"),
+                    joules: real("joules"),
+                    active: real("active"),
+                    idle: real("idle"),
+                    unattributed: real("unattributed"),
+                });
+            }
             _ => {}
         }
     }
@@ -119,6 +147,11 @@ pub fn unix_ns(text: &str) -> u64 {
 pub fn unix_now() -> u64 {
     u64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_nanos())
         .expect("a time of this century")
+}
+
+/// The real binary: the one that was built with the tests, or (in a virtual machine) `$WATTPIPE`.
+pub fn program() -> OsString {
+    std::env::var_os("WATTPIPE").unwrap_or_else(|| env!("CARGO_BIN_EXE_wattpipe").into())
 }
 
 /// A configuration with `ebpf` (its body given), `delta` and JSON lines.
@@ -149,7 +182,7 @@ impl Agent {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let path = dir.path().join("config.yaml");
         fs::write(&path, config).expect("writing the configuration");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_wattpipe"));
+        let mut command = Command::new(program());
         command.arg("--config").arg(path).stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         adjust(&mut command);

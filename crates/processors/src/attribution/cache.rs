@@ -260,6 +260,8 @@ struct Groups {
     free: Vec<usize>,
     versions: u64,
     pathless: usize,
+    /// Names that are still missing are to be asked for again.
+    ask_again: bool,
 }
 
 #[derive(Debug)]
@@ -312,7 +314,8 @@ impl Groups {
 
     /// Works groups out anew: all where something changed, else those that still lack a path.
     fn refresh(&mut self, changed: bool, knowledge: &Knowledge, ask: &mut dyn Ask) {
-        if !changed && self.pathless == 0 {
+        let ask_again = std::mem::take(&mut self.ask_again);
+        if !changed && !ask_again && self.pathless == 0 {
             return;
         }
         self.pathless = 0;
@@ -327,7 +330,7 @@ impl Groups {
                 }
             }
             self.pathless += usize::from(group.facts.path.is_none());
-            if !group.asked {
+            if !group.asked || ask_again {
                 group.asked = group.facts.missing.as_ref().is_some_and(|m| ask.container(m));
             }
         }
@@ -355,5 +358,6 @@ impl Groups {
                 self.free.push(at);
             }
         }
+        self.ask_again = true;
     }
 }

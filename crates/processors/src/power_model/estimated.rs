@@ -89,7 +89,7 @@ impl Estimated {
             (None, Idle::Proportional) => Floor::Proportional,
             (None, Idle::None) => Floor::None,
         };
-        self.state.close(joules, floor);
+        self.state.close(joules, floor, view.slots);
         Some(self.state.usage_line(view.start, floor.basis()))
     }
 

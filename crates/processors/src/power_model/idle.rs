@@ -45,13 +45,10 @@ impl Floor {
                     0.0
                 }
             }
-            Self::Configured(watts) => with_carry(watts, joules, totals, carry),
-            Self::Baseline(watts) => {
-                let nothing_ran = totals.busy == 0.0 && totals.lost == 0.0;
-                if nothing_ran {
-                    if let Some(carry) = carry {
-                        *carry = bounded(*carry + watts * totals.seconds() - joules, watts);
-                    }
+            Self::Configured(watts) | Self::Baseline(watts) => {
+                let exact = carry.is_none() && matches!(self, Self::Configured(_));
+                if totals.busy == 0.0 && totals.lost == 0.0 && !exact {
+                    // Nobody ran: all of it is the floor's, whatever it was meant to be.
                     return joules;
                 }
                 with_carry(watts, joules, totals, carry)

@@ -18,7 +18,9 @@ pub(super) struct Totals {
     pub(super) any_busy: f64,
     /// Core time with two threads busy.
     pub(super) pair_busy: f64,
-    /// Weight of all rows while they had their core to themselves, and while they shared it.
+    /// Weight of all rows.
+    pub(super) weight: f64,
+    /// Weighted time of rows that had their core to themselves, and of those that shared it.
     pub(super) alone: f64,
     /// See `alone`.
     pub(super) shared: f64,
@@ -38,6 +40,7 @@ impl Totals {
         self.lost += other.lost;
         self.any_busy += other.any_busy;
         self.pair_busy += other.pair_busy;
+        self.weight += other.weight;
         self.alone += other.alone;
         self.shared += other.shared;
         self.elapsed += other.elapsed;
@@ -140,15 +143,15 @@ impl Account {
     }
 
     /// Books `joules` of which `idle` are the floor's. Of the rest, lost time takes its part by
-    /// time, `lost` being how much of it counts as busy; rows take theirs by weight times
-    /// `coefficient`. With no busy time at all, the rest is unattributed.
+    /// time, `lost` being how much of it counts as busy; rows take theirs by `share` of (row,
+    /// weight, time). With no busy time at all, the rest is unattributed.
     pub(super) fn book(
         &mut self,
         usage: &Usage,
         joules: f64,
         idle: f64,
         lost: f64,
-        coefficient: impl Fn(u32) -> f64,
+        share: impl Fn(u32, f64, f64) -> f64,
     ) {
         self.joules += joules;
         self.idle += idle;
@@ -158,7 +161,7 @@ impl Account {
         let busy = usage.totals.busy;
         let unattributed = if busy > 0.0 { active * lost / (busy + lost) } else { active };
         let shared_out = active - unattributed;
-        let share = |row: u32| usage.weight[row as usize] * coefficient(row);
+        let share = |row: u32| share(row, usage.weight[row as usize], usage.time[row as usize]);
         let sum: f64 = usage.touched.iter().map(|&row| share(row)).sum();
         if sum > 0.0 {
             self.unattributed += unattributed;
@@ -201,7 +204,7 @@ mod tests {
         usage.totals = Totals { busy: times.iter().sum(), lost, idle: 1.0, ..Totals::default() };
         let mut account = Account::default();
         account.resize(2);
-        account.book(&usage, joules, idle, lost, |_| 1.0);
+        account.book(&usage, joules, idle, lost, |_, weight, _| weight);
         let got = [account.active[0], account.active[1], account.unattributed];
         for (g, e) in got.iter().zip(expected) {
             assert!((g - e).abs() < 1e-12, "{got:?}, expected {expected:?}");

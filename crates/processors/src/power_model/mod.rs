@@ -17,13 +17,18 @@
 //!
 //! The formulas, their limits and a worked example: `docs/attribution.md`.
 
+mod baseline;
 mod config;
 mod counter;
 pub mod estimate;
 mod estimated;
 mod idle;
 mod interval;
+mod keys;
+mod learn;
+mod linear;
 mod rows;
+mod smt;
 mod weights;
 mod zone;
 
@@ -31,7 +36,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use tracing::{info, warn};
 use wattpipe_pipeline::{
-    batch::{Batch, BatchKind, RowEnergy, Slice, UsageBatch, ZoneUsage},
+    batch::{Batch, BatchKind, RowEnergy, Slice, UsageBatch, UsageRow, ZoneUsage},
     processor::{Processor, ProcessorComponent, ProcessorError},
     registry::{BuildContext, BuildError},
     telemetry::{Gauge, Telemetry},
@@ -41,6 +46,7 @@ use wattpipe_pipeline::{
 pub use config::{EstimateConfig, EstimateMode, Idle, PowerModelConfig, Smt, Weight};
 
 use estimated::Estimated;
+use keys::Keys;
 use rows::{Carried, RowKey};
 use zone::{ANY_PACKAGE, Dropped, View, ZoneState, same};
 
@@ -56,6 +62,7 @@ pub struct PowerModel {
     zones: Vec<ZoneState>,
     estimated: Estimated,
     carried: Carried,
+    keys: Keys,
     /// A meter has read: nothing is estimated any more.
     metered: bool,
     zones_refused: bool,
@@ -83,6 +90,7 @@ impl ProcessorComponent for PowerModel {
             zones: Vec::new(),
             estimated: Estimated::new(&config),
             carried: Carried::default(),
+            keys: Keys::default(),
             metered: false,
             zones_refused: false,
             telemetry,
@@ -117,6 +125,11 @@ impl PowerModel {
     fn window(&mut self, batch: &mut UsageBatch) {
         self.meet_zones(batch);
         let real_rows = batch.rows.len();
+        if self.config.weight == Weight::Auto {
+            for slot in self.keys.window(&batch.rows) {
+                self.zones.iter_mut().for_each(|z| z.forget_slot(slot));
+            }
+        }
         self.load_carried(batch);
 
         let coarse = batch.slices.is_empty();
@@ -129,6 +142,7 @@ impl PowerModel {
             readings: &batch.readings,
             rows: batch.rows.len(),
             coarse,
+            slots: &self.keys.of_row,
         };
         for zone in &mut self.zones {
             zone.run(&view);
@@ -157,6 +171,8 @@ impl PowerModel {
             fill_idle_rows(&mut batch.rows[..real_rows], &batch.zones);
         }
         self.check_sums(batch);
+        self.tell_confidence(&mut batch.rows[..real_rows], &batch.zones);
+        self.learn();
         self.settle(batch, real_rows);
         if self.count_dropped() {
             batch.window.complete = false;
@@ -210,6 +226,60 @@ impl PowerModel {
             let contained = zone.contained_in.as_deref().is_some_and(followed)
                 || zones::container(&zone.name, followed).is_some();
             line.in_total = !contained;
+        }
+    }
+
+    /// A row's confidence is that of the zones in its total, by its energy there.
+    fn tell_confidence(&self, rows: &mut [UsageRow], lines: &[ZoneUsage]) {
+        let zones: Vec<Option<&ZoneState>> = lines
+            .iter()
+            .map(|l| self.zones.iter().find(|z| l.in_total && same(&z.zone, &l.zone)))
+            .collect();
+        for (row, slot) in rows.iter_mut().zip(&self.keys.of_row) {
+            let (mut sum, mut joules) = (0.0, 0.0);
+            for e in &row.energy {
+                let zone = zones.get(e.zone as usize).copied().flatten();
+                if let Some(confidence) = zone.and_then(|z| z.confidence(*slot)) {
+                    sum += f64::from(confidence) * e.active;
+                    joules += e.active;
+                }
+            }
+            row.confidence = (joules > 0.0).then(|| (sum / joules) as f32);
+        }
+    }
+
+    /// Once a window: what is learnt, and what is to be seen of it.
+    fn learn(&mut self) {
+        for zone in &mut self.zones {
+            let before = zone.baseline().is_some_and(|b| b.trusted().is_some());
+            zone.learn_window();
+            let Some(baseline) = zone.baseline() else { continue };
+            let (watts, error, trusted) = baseline.state();
+            let name = zone.zone.name.clone();
+            let gauge = |name: &'static str, help: &'static str, zone: &str, value: f64| {
+                self.telemetry.gauge(name, help, &[("zone", zone)]).set(value);
+            };
+            gauge(
+                "wattpipe_idle_baseline_watts",
+                "Idle power of a zone as learnt, in watts",
+                &name,
+                watts,
+            );
+            gauge(
+                "wattpipe_idle_baseline_error_watts",
+                "Standard error of the learnt idle power, in watts",
+                &name,
+                error,
+            );
+            gauge(
+                "wattpipe_idle_baseline_trusted",
+                "1 where the learnt idle power is used (state learnt), 0 while it is not (learning)",
+                &name,
+                f64::from(u8::from(trusted)),
+            );
+            if trusted && !before {
+                info!(zone = %name, "idle baseline learnt; to pin it: idle_watts: {{ {name}: {watts:.2} }} (± {error:.2} W)");
+            }
         }
     }
 
@@ -310,7 +380,7 @@ fn whole_window(batch: &UsageBatch, rows: usize) -> Vec<Slice> {
 
 /// Writes a zone's line and its part of the rows.
 fn write(
-    rows: &mut [wattpipe_pipeline::batch::UsageRow],
+    rows: &mut [UsageRow],
     zones: &mut Vec<ZoneUsage>,
     line: ZoneUsage,
     state: &ZoneState,
@@ -330,7 +400,7 @@ fn write(
 }
 
 /// A row that ran nowhere has used nothing, which is known: 0 J where a zone was read.
-fn fill_idle_rows(rows: &mut [wattpipe_pipeline::batch::UsageRow], zones: &[ZoneUsage]) {
+fn fill_idle_rows(rows: &mut [UsageRow], zones: &[ZoneUsage]) {
     for row in rows.iter_mut().filter(|r| r.energy.is_empty() && r.cpu.0 == 0) {
         for (at, zone) in zones.iter().enumerate() {
             if zone.in_total {

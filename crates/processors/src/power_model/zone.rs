@@ -9,16 +9,25 @@ use wattpipe_pipeline::{
 };
 
 use super::{
+    baseline::Baseline,
     config::{Idle, PowerModelConfig, Smt, Weight},
     counter::{Counter, Delta},
     idle::Floor,
     interval::{Account, Usage},
+    keys::Slot,
+    learn::{Interval, Learner},
     rows::RowKey,
+    smt::SharedCore,
     weights::{Frequency, SHARED_CORE, Scale},
 };
 
 /// The package of usage that could not be told by package: every zone's.
 pub(super) const ANY_PACKAGE: Package = Package(u32::MAX);
+
+/// Longer intervals mix too much to learn from; shorter ones are mostly the counter's steps.
+const LEARN_SECONDS: std::ops::RangeInclusive<f64> = 0.02..=5.0;
+/// How far the operator's idle power is trusted: floors drift with temperature.
+const FLOOR_ERROR: f64 = 0.02;
 
 /// How fast the recent busy fraction forgets, per second.
 const BUSY_DECAY: f64 = 0.1;
@@ -43,6 +52,8 @@ pub(super) struct View<'a> {
     pub(super) rows: usize,
     /// The window has no usage by slice and package: only its edges' readings can be used.
     pub(super) coarse: bool,
+    /// Whose coefficient each row takes.
+    pub(super) slots: &'a [Slot],
 }
 
 /// A zone with all that is remembered about it.
@@ -62,6 +73,13 @@ pub(super) struct ZoneState {
     idle_watts: Option<f64>,
     max_watts: Option<f64>,
     shared: f64,
+    baseline: Option<Baseline>,
+    smt: Option<SharedCore>,
+    learner: Option<Learner>,
+    features: Interval,
+    by_slot: Vec<f64>,
+    /// Nothing in the account is in doubt.
+    clean: bool,
     /// Joules the floor is still owed.
     owed: f64,
     /// Fraction of known time that was busy, lately.
@@ -74,7 +92,15 @@ impl ZoneState {
     pub(super) fn new(zone: Arc<Zone>, config: &PowerModelConfig) -> Self {
         let name = &*zone.name;
         let shared = if config.smt == Smt::None { 1.0 } else { SHARED_CORE };
+        let auto = config.weight == Weight::Auto;
+        let learns_floor = config.idle == Idle::Baseline && !config.idle_watts.contains_key(name);
         Self {
+            baseline: learns_floor.then(Baseline::default),
+            smt: (auto && config.smt == Smt::Auto).then(SharedCore::default),
+            learner: auto.then(Learner::default),
+            features: Interval::default(),
+            by_slot: Vec::new(),
+            clean: true,
             idle_watts: config.idle_watts.get(name).copied(),
             max_watts: config.max_watts.get(name).copied(),
             weight: config.weight,
@@ -120,16 +146,16 @@ impl ZoneState {
         let mut start = view.start;
         for slice in view.slices {
             while let Some(r) = readings.next_if(|r| r.ts <= start) {
-                self.read(r);
+                self.read(r, view);
             }
             self.add(slice);
             while let Some(r) = readings.next_if(|r| r.ts <= slice.end) {
-                self.read(r);
+                self.read(r, view);
             }
             start = slice.end;
         }
         for r in readings {
-            self.read(r);
+            self.read(r, view);
         }
     }
 
@@ -148,7 +174,9 @@ impl ZoneState {
                 .or_else(|| Frequency::of(slice.domains.iter()));
             self.frequency = seen.or(self.frequency);
         }
-        let scale = self.scale();
+        let auto = self.weight == Weight::Auto;
+        let shared = self.smt.as_ref().map_or(self.shared, SharedCore::weight);
+        let scale = Scale { weight: self.weight, frequency: self.frequency, shared };
         let mut domains = 0.0;
         let mut any_busy = 0.0;
         for domain in slice.domains.iter().filter(own) {
@@ -160,8 +188,20 @@ impl ZoneState {
             any_busy += domain.any_busy.0 as f64;
             for cell in &domain.cells {
                 let time = cell.cpu.0 as f64;
-                self.usage.totals.busy += time;
-                self.usage.add(cell.row, scale.weigh(cell), time);
+                let totals = &mut self.usage.totals;
+                if cell.row as usize >= self.usage.time.len() {
+                    totals.lost += time;
+                    continue;
+                }
+                let weight = scale.weigh(cell);
+                totals.busy += time;
+                totals.weight += weight;
+                if auto {
+                    let (alone, shared) = scale.parts(cell);
+                    totals.alone += alone;
+                    totals.shared += shared;
+                }
+                self.usage.add(cell.row, weight, time);
             }
         }
         if domains > 0.0 {
@@ -169,17 +209,14 @@ impl ZoneState {
         }
     }
 
-    fn scale(&self) -> Scale {
-        Scale { weight: self.weight, frequency: self.frequency, shared: self.shared }
-    }
-
     /// Takes a reading: the energy since the one before belongs to the usage since then.
-    fn read(&mut self, reading: &MeterReading) {
+    fn read(&mut self, reading: &MeterReading, view: &View<'_>) {
         let last = self.counter.last_ts();
         match self.counter.read(&self.zone, self.max_watts, reading.ts, reading.energy_uj) {
             Delta::First => {
                 self.usage.clear();
                 self.since = Some(reading.ts);
+                self.clean = true;
             }
             Delta::Stale => self.dropped.stale += 1,
             Delta::Reset => {
@@ -192,15 +229,96 @@ impl ZoneState {
             }
             Delta::Energy { joules, ambiguous } => {
                 self.dropped.ambiguous += u64::from(ambiguous);
+                self.clean &= !ambiguous && !view.coarse;
                 let elapsed = reading.ts.since(last.unwrap_or(reading.ts));
                 self.usage.totals.set_elapsed(elapsed);
-                self.close(joules, self.floor());
+                self.clean &= self.usage.totals.lost == 0.0;
+                self.learn_interval(joules, view);
+                self.close(joules, self.floor(), view.slots);
             }
         }
     }
 
+    /// Shows an interval to what learns from intervals.
+    fn learn_interval(&mut self, joules: f64, view: &View<'_>) {
+        let totals = &self.usage.totals;
+        // A window's busy map exists from the second window with meters on.
+        let mapped = totals.any_busy > 0.0 || totals.busy == 0.0;
+        if !self.clean || !mapped || !LEARN_SECONDS.contains(&totals.seconds()) {
+            return;
+        }
+        if let Some(smt) = &mut self.smt {
+            smt.interval(joules, totals);
+        }
+        let Some(learner) = &mut self.learner else { return };
+        self.by_slot.clear();
+        for &row in &self.usage.touched {
+            // Rows carried over have no slot here: they are the pool's.
+            let slot = usize::from(view.slots.get(row as usize).copied().unwrap_or(0));
+            if self.by_slot.len() <= slot {
+                self.by_slot.resize(slot + 1, 0.0);
+            }
+            self.by_slot[slot] += self.usage.weight[row as usize] * 1e-9;
+        }
+        let features = &mut self.features;
+        features.joules = joules;
+        features.seconds = totals.seconds();
+        features.any_busy = totals.any_busy * 1e-9;
+        features.weights.clear();
+        let used = self.by_slot.iter().enumerate().filter(|(_, w)| **w > 0.0);
+        features.weights.extend(used.map(|(slot, w)| (slot as Slot, *w)));
+        learner.observe(features);
+    }
+
+    /// Once a window, after its line: works out anew what is learnt.
+    pub(super) fn learn_window(&mut self) {
+        if self.account.intervals == 0 {
+            return;
+        }
+        let totals = &self.account.totals;
+        let mapped = totals.any_busy > 0.0 || totals.busy == 0.0;
+        if let Some(baseline) = &mut self.baseline
+            && self.clean
+            && mapped
+        {
+            baseline.window(self.account.joules, totals);
+        }
+        if let Some(smt) = &mut self.smt {
+            smt.solve();
+        }
+        let floor = match (self.idle_watts, &self.baseline) {
+            (Some(watts), _) => Some((watts, FLOOR_ERROR * watts + 1e-3)),
+            (None, Some(baseline)) => {
+                let (watts, error, trusted) = baseline.state();
+                trusted.then_some((watts, error))
+            }
+            (None, None) => None,
+        };
+        if let Some(learner) = &mut self.learner {
+            learner.solve(floor);
+        }
+    }
+
+    /// A slot of the coefficients belongs to another workload from now on.
+    pub(super) fn forget_slot(&mut self, slot: Slot) {
+        if let Some(learner) = &mut self.learner {
+            learner.forget(slot);
+        }
+    }
+
+    /// How far a slot's power could be told; `None` where nothing is learnt.
+    pub(super) fn confidence(&self, slot: Slot) -> Option<f32> {
+        self.learner.as_ref()?.confidence(slot)
+    }
+
+    /// The idle baseline, where one is learnt.
+    pub(super) fn baseline(&self) -> Option<&Baseline> {
+        self.baseline.as_ref()
+    }
+
     fn forget_interval(&mut self, ts: Nanos) {
         self.usage.clear();
+        self.clean = false;
         if self.account.intervals == 0 {
             self.since = Some(ts);
         }
@@ -211,18 +329,32 @@ impl ZoneState {
         match (self.idle_watts, self.idle) {
             (Some(watts), _) => Floor::Configured(watts),
             (None, Idle::None) => Floor::None,
-            (None, Idle::Proportional | Idle::Baseline) => Floor::Proportional,
+            (None, Idle::Proportional) => Floor::Proportional,
+            (None, Idle::Baseline) => match self.baseline.as_ref().and_then(Baseline::trusted) {
+                Some(watts) => Floor::Baseline(watts),
+                None => Floor::Proportional,
+            },
         }
     }
 
     /// Books an interval's energy and starts the next.
-    pub(super) fn close(&mut self, joules: f64, floor: Floor) {
+    pub(super) fn close(&mut self, joules: f64, floor: Floor, slots: &[Slot]) {
         let totals = self.usage.totals;
-        // An exact share stands on its interval alone.
-        let carry = (self.weight == Weight::Auto).then_some(&mut self.owed);
-        let idle = floor.split(joules, &totals, carry);
+        // An exact share with a given floor stands on its interval alone.
+        let exact = self.weight != Weight::Auto && matches!(floor, Floor::Configured(_));
+        let idle = floor.split(joules, &totals, (!exact).then_some(&mut self.owed));
         let lost = totals.lost * self.lost_busy();
-        self.account.book(&self.usage, joules, idle, lost, |_| 1.0);
+        match &self.learner {
+            Some(learner) => {
+                // Waking the package is shared by time among who ran.
+                let wake = learner.wake() * totals.any_busy / totals.busy.max(1.0);
+                self.account.book(&self.usage, joules, idle, lost, |row, weight, time| {
+                    let slot = slots.get(row as usize).copied().unwrap_or(0);
+                    learner.coefficient(slot) * weight + wake * time
+                });
+            }
+            None => self.account.book(&self.usage, joules, idle, lost, |_, weight, _| weight),
+        }
         self.learn_busy();
         self.usage.clear();
     }
@@ -276,6 +408,7 @@ impl ZoneState {
             self.since = Some(end);
             self.usage.clear();
             self.account.clear();
+            self.clean = true;
             return;
         }
         if self.counter.last_ts().is_none() {

@@ -2,6 +2,7 @@
 //! variant that fits, and everything back in the kernel's hands when it is dropped.
 
 use std::{
+    borrow::Cow,
     collections::BTreeSet,
     fs, io,
     io::Read,
@@ -31,6 +32,15 @@ use super::{
 
 /// The committed object (`cargo xtask ebpf` builds it), aligned as its parser wants it.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../probe/wattpipe.bpf.o");
+
+/// The object to load. Tests and benchmarks may try another one.
+fn object() -> Cow<'static, [u8]> {
+    #[cfg(any(test, feature = "bench"))]
+    if let Some(bytes) = std::env::var_os("PROBE_OBJECT").and_then(|path| fs::read(path).ok()) {
+        return bytes.into();
+    }
+    OBJECT.into()
+}
 
 /// Bytes of the life-cycle ring: some 7,000 events between two looks.
 const LIFE_BYTES: u32 = 512 << 10;
@@ -161,7 +171,7 @@ impl Probe {
             .map_max_entries("BATCHES", options.cpus)
             .map_max_entries("COUNTERS", options.cpus)
             .map_max_entries("CYCLES", options.cpus)
-            .load(OBJECT)
+            .load(&object())
             .map_err(|e| refused("the probe's maps", &e))?;
 
         let switches_fd = map_fd(&ebpf, "SWITCHES")?;
@@ -280,6 +290,12 @@ impl Probe {
         })
     }
 
+    /// Ids of all programs it has in the kernel.
+    #[cfg(test)]
+    pub(crate) fn program_ids(&self) -> BTreeSet<u32> {
+        self.ebpf.programs().filter_map(|(_, p)| p.info().ok()).map(|info| info.id()).collect()
+    }
+
     /// A program's description and statistics.
     #[cfg(feature = "bench")]
     pub(crate) fn program_info(&self, name: &str) -> Option<aya::programs::ProgramInfo> {
@@ -364,11 +380,17 @@ fn map_fd(ebpf: &Ebpf, name: &str) -> Result<OwnedFd, EbpfError> {
 }
 
 /// The verifier's log can be thousands of lines; its end says why.
-fn refused(what: &str, error: &dyn std::error::Error) -> EbpfError {
+fn refused(what: &str, error: &(dyn std::error::Error + 'static)) -> EbpfError {
     const LINES: usize = 12;
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
+        if let Some(io) = cause.downcast_ref::<io::Error>()
+            && io.raw_os_error() == Some(libc::EPERM)
+        {
+            // The capabilities are there, or this would not have been tried.
+            return EbpfError::Forbidden { what: what.to_owned() };
+        }
         let cause_text = cause.to_string();
         if !text.contains(&cause_text) {
             text.push_str(": ");

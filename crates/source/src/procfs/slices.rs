@@ -26,7 +26,7 @@ struct Load {
 }
 
 /// The window's one slice. `idle` and `unattributed` are the window's, to be split exactly.
-pub fn slice(
+pub(super) fn slice(
     end: Nanos,
     duration: Nanos,
     topology: &[CpuInfo],
