@@ -101,6 +101,8 @@ pub(super) struct Account {
     pub(super) joules: f64,
     pub(super) idle: f64,
     pub(super) unattributed: f64,
+    /// By how much intervals fell short of the floor.
+    pub(super) shortfall: f64,
     /// Intervals that were taken.
     pub(super) intervals: u32,
     /// Active joules per row.
@@ -126,6 +128,7 @@ impl Account {
         self.joules = 0.0;
         self.idle = 0.0;
         self.unattributed = 0.0;
+        self.shortfall = 0.0;
         self.intervals = 0;
         self.totals = Totals::default();
     }
@@ -181,6 +184,20 @@ impl Account {
         } else {
             self.unattributed += active;
         }
+    }
+
+    /// Moves joules from what is active and unattributed to the floor, each in proportion.
+    pub(super) fn give_back(&mut self, joules: f64) {
+        let all = self.active_sum() + self.unattributed;
+        if joules <= 0.0 || all <= 0.0 {
+            return;
+        }
+        let keep = (1.0 - joules / all).max(0.0);
+        for &row in &self.touched {
+            self.active[row as usize] *= keep;
+        }
+        self.unattributed *= keep;
+        self.idle += all * (1.0 - keep);
     }
 
     /// Joules of workloads.

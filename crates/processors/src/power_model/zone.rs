@@ -12,7 +12,7 @@ use super::{
     baseline::Baseline,
     config::{Idle, PowerModelConfig, Smt, Weight},
     counter::{Counter, Delta},
-    idle::Floor,
+    idle::{Floor, Owed},
     interval::{Account, Usage},
     keys::Slot,
     learn::{Interval, Learner},
@@ -80,8 +80,7 @@ pub(super) struct ZoneState {
     by_slot: Vec<f64>,
     /// Nothing in the account is in doubt.
     clean: bool,
-    /// Joules the floor is still owed.
-    owed: f64,
+    owed: Owed,
     /// Fraction of known time that was busy, lately.
     recent_busy: Option<f64>,
     frequency: Option<Frequency>,
@@ -111,7 +110,7 @@ impl ZoneState {
             usage: Usage::default(),
             account: Account::default(),
             carried: Vec::new(),
-            owed: 0.0,
+            owed: Owed::default(),
             recent_busy: None,
             frequency: None,
             dropped: Dropped::default(),
@@ -126,7 +125,7 @@ impl ZoneState {
         self.usage.clear();
         self.account.clear();
         self.carried.clear();
-        self.owed = 0.0;
+        self.owed = Owed::default();
     }
 
     /// When it was read last.
@@ -156,6 +155,11 @@ impl ZoneState {
         }
         for r in readings {
             self.read(r, view);
+        }
+        if self.counter.last_ts().is_some_and(|ts| ts >= view.end) {
+            let active = self.account.active_sum() + self.account.unattributed;
+            let back = self.owed.settle(self.account.shortfall, active, self.floor());
+            self.account.give_back(back);
         }
     }
 
@@ -342,7 +346,10 @@ impl ZoneState {
         let totals = self.usage.totals;
         // An exact share with a given floor stands on its interval alone.
         let exact = self.weight != Weight::Auto && matches!(floor, Floor::Configured(_));
-        let idle = floor.split(joules, &totals, (!exact).then_some(&mut self.owed));
+        let idle = floor.split(joules, &totals, exact);
+        if !exact {
+            self.account.shortfall += floor.shortfall(joules, &totals);
+        }
         let lost = totals.lost * self.lost_busy();
         match &self.learner {
             Some(learner) => {
