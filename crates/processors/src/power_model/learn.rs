@@ -11,7 +11,7 @@
 use super::{keys::Slot, linear::Symmetric};
 
 /// Half-lives of the two learnt sets, in seconds.
-const HALF_LIVES: [f64; 2] = [5.0, 120.0];
+const HALF_LIVES: [f64; 2] = [4.0, 120.0];
 /// Half-life of the record of prediction errors, in seconds.
 const ERROR_HALF_LIFE: f64 = 20.0;
 /// Learnt coefficients must predict this much better to be taken, and are kept until worse.
@@ -322,6 +322,22 @@ impl Learner {
             }
             _ => common,
         }
+    }
+
+    /// How much of an interval's deviation from the prediction is taken for real: `None` while
+    /// there is no prediction. What one reading shows too much the next shows too little, so that
+    /// errors of readings give residuals of neighbours that go against each other (correlation
+    /// −½), while workloads that really draw something else give residuals that go together.
+    pub(super) fn gain(&self) -> Option<f64> {
+        if !self.warm() {
+            return None;
+        }
+        let fit = match self.used {
+            Use::Common => self.common(),
+            Use::Learnt(k) => &self.fits[k],
+        };
+        let rho = if fit.square > 0.0 { fit.lag / fit.square } else { 0.0 };
+        Some((1.0 + 2.0 * rho).clamp(0.0, 1.0))
     }
 
     /// How far a slot's power could be told from the others': 0 where the common coefficient is
