@@ -1,12 +1,12 @@
 //! Tasks of the project: `cargo xtask <task>`. Each task is a module of its own.
 
 mod bench_probe;
-mod docs;
 mod deploy;
+mod docs;
+mod e2e;
 mod ebpf;
 mod examples;
 mod links;
-mod e2e;
 mod process;
 mod test;
 
