@@ -134,13 +134,15 @@ pub(super) fn answer(tools: &Path) -> Result<()> {
             Err(error) => failed.push(format!("{place}: {error:#}\n  {query}")),
         }
     }
-    // What came by OTLP has the names and labels that were scraped.
-    let both = ask(
-        "count(count by (instance) (process_energy_joules_total{process_executable_name!=\"\"})) > 1 \
-         and count(hw_energy_joules_total{hw_id!=\"\"}) > 1",
-    )?;
-    if both.is_empty() {
-        failed.push("OTLP and the scraped page do not meet in Prometheus".to_owned());
+    // What came by OTLP has no scraped page's instance, but the same names and labels.
+    for query in [
+        "process_energy_joules_total{instance!~\"127.0.0.1:.*\", process_pid!=\"\", \
+         process_executable_name!=\"\", energy_zone!=\"\", energy_mode=\"active\"}",
+        "hw_energy_joules_total{instance!~\"127.0.0.1:.*\", hw_id!=\"\", hw_type!=\"\"}",
+    ] {
+        if ask(&format!("count({query})"))?.is_empty() {
+            failed.push(format!("nothing came by OTLP: {query}"));
+        }
     }
     drop(running);
     ensure!(failed.is_empty(), "see the logs in {}\n{}", dir.display(), failed.join("\n"));
