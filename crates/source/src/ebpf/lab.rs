@@ -43,7 +43,14 @@ pub struct Loaded {
 
 enum Inner {
     Baseline(Box<Ebpf>, &'static str),
-    Probe { probe: Box<Probe>, program: &'static str, streams: Streams, batch: SwitchBatch },
+    Probe(Box<Ours>),
+}
+
+struct Ours {
+    probe: Probe,
+    program: &'static str,
+    streams: Streams,
+    batch: SwitchBatch,
 }
 
 /// What a run showed.
@@ -78,12 +85,12 @@ impl Loaded {
                 let options =
                     options(attach, clock, counter, batch_events).map_err(|e| e.to_string())?;
                 let probe = Probe::load(Path::new("/sys"), &options).map_err(|e| e.to_string())?;
-                Inner::Probe {
+                Inner::Probe(Box::new(Ours {
                     program: loader::switch_program(attach, clock, counter),
                     streams: Streams::new(probe.cpus),
-                    probe: Box::new(probe),
+                    probe,
                     batch: SwitchBatch::default(),
-                }
+                }))
             }
         };
         let mut loaded = Self { inner, before: (0, 0) };
@@ -93,7 +100,8 @@ impl Loaded {
 
     /// Reads what waits, as the source does.
     pub fn drain(&mut self) {
-        if let Inner::Probe { probe, streams, batch, .. } = &mut self.inner {
+        if let Inner::Probe(ours) = &mut self.inner {
+            let Ours { probe, streams, batch, .. } = &mut **ours;
             batch.clear();
             let head = probe.switches.head();
             probe.switches.drain_to(head, |record| streams.record(record, batch));
@@ -105,7 +113,7 @@ impl Loaded {
         let (runs, ns) = self.statistics();
         let (received, lost) = match &self.inner {
             Inner::Baseline(..) => (0, 0),
-            Inner::Probe { streams, .. } => (streams.counts.switches, streams.counts.lost),
+            Inner::Probe(ours) => (ours.streams.counts.switches, ours.streams.counts.lost),
         };
         Measured { runs: runs - self.before.0, ns: ns - self.before.1, received, lost }
     }
@@ -113,7 +121,7 @@ impl Loaded {
     fn statistics(&self) -> (u64, u64) {
         let info = match &self.inner {
             Inner::Baseline(ebpf, name) => ebpf.program(name).and_then(|p| p.info().ok()),
-            Inner::Probe { probe, program, .. } => probe.program_info(program),
+            Inner::Probe(ours) => ours.probe.program_info(ours.program),
         };
         info.map_or((0, 0), |i| {
             (i.run_count(), u64::try_from(i.run_time().as_nanos()).unwrap_or(u64::MAX))

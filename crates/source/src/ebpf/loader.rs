@@ -290,6 +290,12 @@ impl Probe {
         })
     }
 
+    /// Ids of all programs it has in the kernel.
+    #[cfg(test)]
+    pub(crate) fn program_ids(&self) -> BTreeSet<u32> {
+        self.ebpf.programs().filter_map(|(_, p)| p.info().ok()).map(|info| info.id()).collect()
+    }
+
     /// A program's description and statistics.
     #[cfg(feature = "bench")]
     pub(crate) fn program_info(&self, name: &str) -> Option<aya::programs::ProgramInfo> {
@@ -374,11 +380,17 @@ fn map_fd(ebpf: &Ebpf, name: &str) -> Result<OwnedFd, EbpfError> {
 }
 
 /// The verifier's log can be thousands of lines; its end says why.
-fn refused(what: &str, error: &dyn std::error::Error) -> EbpfError {
+fn refused(what: &str, error: &(dyn std::error::Error + 'static)) -> EbpfError {
     const LINES: usize = 12;
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {
+        if let Some(io) = cause.downcast_ref::<io::Error>()
+            && io.raw_os_error() == Some(libc::EPERM)
+        {
+            // The capabilities are there, or this would not have been tried.
+            return EbpfError::Forbidden { what: what.to_owned() };
+        }
         let cause_text = cause.to_string();
         if !text.contains(&cause_text) {
             text.push_str(": ");

@@ -19,6 +19,9 @@ mod config;
 mod cpus;
 mod cycles;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
+mod host;
 #[cfg(test)]
 mod kernel_tests;
 #[cfg(feature = "bench")]
@@ -53,6 +56,7 @@ use wattpipe_pipeline::{
 pub use config::{Attach, Clock, Cycles, EbpfConfig, MeterInterval};
 pub(crate) use cpus::place;
 pub use error::EbpfError;
+pub use host::{Check, probe_host};
 
 use crate::meter::Meters;
 use cgroup::Cgroups;
@@ -141,6 +145,8 @@ fn start(
     out: BatchSender,
     telemetry: &Telemetry,
 ) -> Result<Reader, EbpfError> {
+    host::privileges(&host.procfs)?;
+    host::kernel(&host.procfs)?;
     let possible =
         cpus::Cpus::possible(&host.sysfs).map_err(EbpfError::io("reading the list of CPUs"))?;
     let online =
