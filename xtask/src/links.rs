@@ -233,7 +233,7 @@ fn targets(line: &str) -> Vec<&str> {
         let before = &rest[..at];
         let after = &rest[at + 2..];
         let Some(end) = after.find(')') else { break };
-        if before.matches('`').count() % 2 == 0 {
+        if before.matches('`').count().is_multiple_of(2) {
             found.push(&after[..end]);
         }
         rest = &after[end..];
