@@ -49,8 +49,9 @@ pub(crate) fn links() -> Result<()> {
             checker.file(&path, name)?;
         }
     }
+    let messages = checker.messages("docs/troubleshooting.md")?;
     println!(
-        "{} links, {} commands, {} configurations",
+        "{} links, {} commands, {} configurations, {messages} messages",
         checker.links, checker.commands, checker.configurations
     );
     ensure!(checker.problems.is_empty(), "\n{}", checker.problems.join("\n"));
@@ -105,6 +106,43 @@ impl Checker {
             self.problems.push(format!("{name}: a code block is not closed"));
         }
         Ok(())
+    }
+
+    /// Messages that the first column of a table quotes, `…` standing for what varies, are in the
+    /// sources.
+    fn messages(&mut self, name: &str) -> Result<usize> {
+        let sources =
+            output(Command::new("git").args(["ls-files", "crates/*.rs"]).current_dir(root()))?;
+        let mut code = String::new();
+        for file in sources.lines() {
+            code += &fs::read_to_string(root().join(file)).unwrap_or_default();
+        }
+        // A string goes on over a line's end by `\\`, and escapes its quotes.
+        let code: String = code
+            .split("\\\n")
+            .enumerate()
+            .map(|(at, part)| if at == 0 { part } else { part.trim_start() })
+            .collect();
+        let code = code.replace("\\\"", "\"").replace("{{", "{").replace("}}", "}");
+        let text = fs::read_to_string(root().join(name))?;
+        let mut seen = 0;
+        for (at, line) in text.lines().enumerate() {
+            let Some(first) = line.strip_prefix("| `").and_then(|rest| rest.split(" | ").next())
+            else {
+                continue;
+            };
+            let message = first.split('`').next().unwrap_or_default();
+            if !message.contains(' ') {
+                continue;
+            }
+            seen += 1;
+            for part in message.split('…').map(str::trim).filter(|part| part.len() > 2) {
+                if !code.contains(part) {
+                    self.problems.push(format!("{name}:{}: no message has `{part}`", at + 1));
+                }
+            }
+        }
+        Ok(seen)
     }
 
     fn links_of(&mut self, line: &str, file: &Path, place: &str) {

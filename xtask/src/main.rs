@@ -2,7 +2,9 @@
 
 mod bench;
 mod bench_probe;
+mod deploy;
 mod docs;
+mod e2e;
 mod ebpf;
 mod examples;
 mod fuzz;
@@ -37,10 +39,14 @@ enum Task {
     BenchProbe(bench_probe::Args),
     /// Every example is valid and runs for two windows, as root; the custom processor is built.
     Examples,
-    /// Every fuzz target for a while.
-    Fuzz(fuzz::Args),
+    /// What deploy/ holds, judged by the tools it is for; queries by a real Prometheus.
+    Deploy,
     /// Links, paths, commands and configurations in the documents.
     Links,
+    /// The program against receivers that others wrote (needs Go and Python).
+    E2e,
+    /// Every fuzz target for a while.
+    Fuzz(fuzz::Args),
     /// The agent for long, among everything that churns.
     Soak(soak::Args),
     /// All tests: installs what they need, asks sudo where it is not root already.
@@ -57,8 +63,10 @@ fn main() -> ExitCode {
         Task::Bench(args) => bench::bench(&args),
         Task::BenchProbe(args) => bench_probe::bench_probe(&args),
         Task::Examples => examples::examples(),
-        Task::Fuzz(args) => fuzz::fuzz(&args),
+        Task::Deploy => deploy::deploy(),
         Task::Links => links::links(),
+        Task::E2e => e2e::e2e(),
+        Task::Fuzz(args) => fuzz::fuzz(&args),
         Task::Soak(args) => soak::soak(&args),
         Task::Test(args) => test::test(&args),
         Task::TestKernel(args) => test_kernel::test_kernel(&args),

@@ -36,13 +36,15 @@ pub struct BatchHeader {
     /// Entries of the batch before this one: where, in the map, the newest entry lies while this one
     /// is empty.
     pub sent: u32,
+    /// `CLOCK_MONOTONIC` at the first entry, where entries bear the run queue's clock; else 0.
+    pub anchor: u64,
 }
 
 /// One switch: `prev` leaves the CPU, `next` gets it. In a tick both are the running process.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Nanoseconds of `CLOCK_MONOTONIC`, or of the run queue's clock.
+    /// Nanoseconds of `CLOCK_MONOTONIC`, or of the run queue's clock (a tick: always of the former).
     pub ts: u64,
     /// The CPU's cycle counter, cumulative; 0 where the variant without it is loaded.
     pub cycles: u64,
@@ -194,7 +196,7 @@ mod tests {
 
     #[test]
     fn batch_layout_is_pinned() {
-        assert_eq!(HEADER_BYTES, 32);
+        assert_eq!(HEADER_BYTES, 40);
         assert_eq!(ENTRY_BYTES, 24);
         assert_eq!(offset_of!(BatchHeader, sequence), 0);
         assert_eq!(offset_of!(BatchHeader, lost), 8);
@@ -202,6 +204,7 @@ mod tests {
         assert_eq!(offset_of!(BatchHeader, count), 20);
         assert_eq!(offset_of!(BatchHeader, flags), 24);
         assert_eq!(offset_of!(BatchHeader, sent), 28);
+        assert_eq!(offset_of!(BatchHeader, anchor), 32);
         assert_eq!(offset_of!(Entry, ts), 0);
         assert_eq!(offset_of!(Entry, cycles), 8);
         assert_eq!(offset_of!(Entry, prev), 16);
@@ -210,7 +213,7 @@ mod tests {
         assert_eq!(HEADER_OFFSET, 24);
         assert_eq!(offset_of!(Batch, entries), HEADER_OFFSET + HEADER_BYTES);
         assert_eq!(size_of::<Batch>(), BATCH_STRIDE);
-        assert_eq!(record_bytes(MAX_BATCH), 3104);
+        assert_eq!(record_bytes(MAX_BATCH), 3112);
     }
 
     #[test]

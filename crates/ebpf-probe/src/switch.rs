@@ -17,6 +17,9 @@ use crate::{
 
 /// Where an event's time comes from.
 trait Clock {
+    /// It is not `CLOCK_MONOTONIC`: each batch tells what that is at its first entry.
+    const ANCHORED: bool;
+
     unsafe fn now<A: Access>(prev: *const u8, next: *const u8) -> u64;
 }
 
@@ -24,6 +27,8 @@ trait Clock {
 struct Monotonic;
 
 impl Clock for Monotonic {
+    const ANCHORED: bool = false;
+
     #[inline(always)]
     unsafe fn now<A: Access>(_prev: *const u8, _next: *const u8) -> u64 {
         unsafe { bpf_ktime_get_ns() }
@@ -34,6 +39,8 @@ impl Clock for Monotonic {
 struct Scheduler;
 
 impl Clock for Scheduler {
+    const ANCHORED: bool = true;
+
     #[inline(always)]
     unsafe fn now<A: Access>(prev: *const u8, next: *const u8) -> u64 {
         let at = offset!(task_exec_start);
@@ -59,6 +66,9 @@ unsafe fn on_switch<A: Access, C: Clock, const CYCLES: bool>(
     }
     batch.last_task = next as u64;
     let entry = unsafe { Entry { ts, cycles, prev: A::read(prev, at), next: A::read(next, at) } };
+    if C::ANCHORED && batch.used == 0 {
+        batch.header.anchor = unsafe { bpf_ktime_get_ns() };
+    }
     let used = batch::push::<CYCLES>(batch, entry);
     batch::pushed(batch, used, if CYCLES { FLAG_CYCLES } else { 0 });
     0

@@ -53,7 +53,7 @@ fn insert<const CYCLES: bool>(batch: &mut Batch, now: Entry) {
     } else {
         0
     };
-    let missed = Entry { ts: now.ts - between + ran, cycles, prev: last.next, next: now.prev };
+    let missed = Entry { ts: last.ts + ran, cycles, prev: last.next, next: now.prev };
     let used = batch::push::<CYCLES>(batch, missed);
     batch::pushed(batch, used, if CYCLES { FLAG_CYCLES } else { 0 });
     if let Some(counters) = counters() {

@@ -19,5 +19,24 @@ pub mod testing;
 use wattpipe_pipeline::registry::ExporterEntry;
 
 /// Every exporter of this crate, in the order of the reference.
-pub const EXPORTERS: &[ExporterEntry] =
-    &[ExporterEntry::of::<stdout::StdoutExporter>(), ExporterEntry::of::<file::FileExporter>()];
+pub const EXPORTERS: &[ExporterEntry] = &[
+    ExporterEntry::of::<stdout::StdoutExporter>(),
+    ExporterEntry::of::<file::FileExporter>(),
+    ExporterEntry::of::<otlp::OtlpGrpcExporter>(),
+    ExporterEntry::of::<otlp::OtlpHttpExporter>(),
+    ExporterEntry::of::<prometheus::PrometheusExporter>(),
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_exporter_of_the_contract_is_registered() {
+        let mut names: Vec<&str> = EXPORTERS.iter().map(|e| e.name).collect();
+        names.extend(EXPORTERS.iter().flat_map(|e| e.aliases));
+        let expected =
+            ["stdout", "file", "otlp_grpc", "otlp_http", "prometheus", "otlp", "otlphttp"];
+        assert_eq!(names, expected);
+    }
+}

@@ -16,4 +16,4 @@ pub mod source;
 pub mod typed;
 pub mod yaml;
 
-pub use load::{Component, Components, Input, Loaded, Report, load};
+pub use load::{Component, Components, Input, Loaded, Report, load, load_texts};

@@ -124,7 +124,7 @@ impl Peer {
     /// `GET path`; the body of a success.
     pub(crate) async fn get(&self, path: &str, token: Option<&str>) -> Result<Bytes, HttpError> {
         let whole = async {
-            let body = self.open(path, token).await?.1;
+            let (_connection, body) = self.open(path, token).await?;
             let body = Limited::new(body, MAX_BODY).collect().await;
             body.map(http_body_util::Collected::to_bytes).map_err(|e| self.broken(e))
         };
@@ -340,5 +340,21 @@ mod tests {
         std::fs::write(&file, "no certificate").unwrap();
         let error = tls(&file).err().unwrap().to_string();
         assert!(error.contains("ca.crt") && error.contains("no certificate"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_body_that_comes_later_than_its_head() {
+        use tokio::io::{AsyncReadExt, AsyncWriteExt};
+        let dir = tempfile::tempdir().unwrap();
+        let socket = dir.path().join("s");
+        let listener = tokio::net::UnixListener::bind(&socket).unwrap();
+        tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let _ = stream.read(&mut [0; 1024]).await;
+            stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\n").await.unwrap();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            stream.write_all(b"hello").await.unwrap();
+        });
+        assert_eq!(&Peer::Unix(socket).get("/", None).await.unwrap()[..], b"hello");
     }
 }

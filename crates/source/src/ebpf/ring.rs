@@ -123,86 +123,132 @@ impl Ring {
 }
 
 #[cfg(test)]
+mod memory;
+
+#[cfg(test)]
 mod tests {
+    use std::{
+        fs::File,
+        os::{
+            fd::{AsFd, FromRawFd},
+            unix::fs::FileExt,
+        },
+    };
+
     use super::*;
 
-    const BYTES: usize = 4096;
-
-    /// A ring whose writer is the test: one page that only the reader writes to, one that only the
-    /// writer does, and the data twice in a row.
-    fn ring() -> Ring {
-        let page = page_size();
-        Ring {
-            consumer: Mapping::anonymous(page),
-            producer: Mapping::anonymous(page + 2 * BYTES),
-            page,
-            mask: BYTES - 1,
-            position: 0,
-        }
+    /// A file laid out like a ring: consumer's page, producer's page, the data twice.
+    struct Fake {
+        file: File,
+        bytes: usize,
     }
 
-    /// Writes a record's header and data at the writer's position, in both copies of the data.
-    fn write(ring: &Ring, header: u32, data: &[u8]) {
-        let head = ring.head();
-        for (i, byte) in data.iter().enumerate() {
-            for copy in [0, BYTES] {
-                let at = ((head & ring.mask) + RECORD_HEADER + i) % BYTES + copy;
-                let at = ring.producer.at::<u8>(ring.page + at, 1).unwrap();
-                // SAFETY: inside the mapping, which is the test's own; no reference to it lives now.
-                unsafe { at.cast_mut().write(*byte) };
+    impl Fake {
+        fn new() -> Self {
+            // SAFETY: a valid name; the descriptor is new and ours.
+            let file = unsafe {
+                File::from_raw_fd(libc::memfd_create(c"ring".as_ptr(), libc::MFD_CLOEXEC))
+            };
+            let bytes = page_size();
+            file.set_len((2 * page_size() + 2 * bytes) as u64).unwrap();
+            Self { file, bytes }
+        }
+
+        fn ring(&self) -> Ring {
+            Ring::new(self.file.as_fd(), self.bytes).unwrap()
+        }
+
+        fn head(&self, position: usize) {
+            self.file.write_all_at(&position.to_ne_bytes(), page_size() as u64).unwrap();
+        }
+
+        fn consumed(&self) -> usize {
+            let mut word = [0; size_of::<usize>()];
+            self.file.read_exact_at(&mut word, 0).unwrap();
+            usize::from_ne_bytes(word)
+        }
+
+        /// Writes a record at a position, in both copies of the data.
+        fn record(&self, position: usize, header: u32, data: &[u8]) {
+            for (i, byte) in header
+                .to_ne_bytes()
+                .into_iter()
+                .chain([0; 4])
+                .chain(data.iter().copied())
+                .enumerate()
+            {
+                let at = (position + i) % self.bytes;
+                for copy in [0, self.bytes] {
+                    let offset = 2 * page_size() + copy + at;
+                    self.file.write_all_at(&[byte], offset as u64).unwrap();
+                }
             }
         }
-        for copy in [0, BYTES] {
-            let at = ring.page + (head & ring.mask) + copy;
-            ring.producer.u32(at).unwrap().store(header, Ordering::Release);
-        }
-        let next = head + (RECORD_HEADER + data.len()).next_multiple_of(8);
-        ring.producer.word(0).unwrap().store(next, Ordering::Release);
     }
 
-    fn drain(ring: &mut Ring, limit: usize) -> (Vec<Vec<u8>>, Drained) {
+    fn drain(ring: &mut Ring, limit: usize) -> (Drained, Vec<Vec<u8>>) {
         let mut records = Vec::new();
         let end = ring.drain_to(limit, |record| records.push(record.to_vec()));
-        (records, end)
+        (end, records)
     }
 
     #[test]
-    fn records_come_whole_across_the_end_of_the_memory() {
-        let mut ring = ring();
-        for round in 0..9u8 {
-            let data: Vec<u8> = (0..1000).map(|i| (i as u8) ^ round).collect();
-            write(&ring, 1000, &data);
-            let head = ring.head();
-            assert_eq!(drain(&mut ring, head), (vec![data], Drained::Complete));
-            let consumed = ring.consumer.word(0).unwrap().load(Ordering::Acquire);
-            assert_eq!(consumed, head, "the writer may use the memory again");
-        }
+    fn records_are_read_up_to_the_limit_and_freed() {
+        let fake = Fake::new();
+        fake.record(0, 4, b"abcd");
+        fake.record(16, 10, b"0123456789");
+        fake.record(40, 1, b"x");
+        fake.head(56);
+        let mut ring = fake.ring();
+        assert_eq!((ring.head(), ring.pending()), (56, 56));
+        assert_eq!(drain(&mut ring, 40).1, [b"abcd".to_vec(), b"0123456789".to_vec()]);
+        assert_eq!((fake.consumed(), ring.pending()), (40, 16));
+        assert_eq!(drain(&mut ring, 40), (Drained::Complete, vec![]));
+        assert_eq!(drain(&mut ring, 56), (Drained::Complete, vec![b"x".to_vec()]));
+        assert_eq!(fake.consumed(), 56);
     }
 
     #[test]
-    fn a_limit_ends_the_drain_and_discarded_records_are_skipped() {
-        let mut ring = ring();
-        write(&ring, 3, b"one");
-        let limit = ring.head();
-        write(&ring, 3 | DISCARDED, b"two");
-        write(&ring, 5, b"three");
-        assert_eq!(drain(&mut ring, limit).0, [b"one".to_vec()]);
-        let head = ring.head();
-        assert_eq!(drain(&mut ring, head).0, [b"three".to_vec()]);
+    fn a_record_may_cross_the_end_and_one_may_be_discarded() {
+        let fake = Fake::new();
+        let skip = fake.bytes - 16;
+        fake.record(0, DISCARDED | (skip as u32 - 8), b"");
+        fake.head(skip);
+        let mut ring = fake.ring();
+        assert_eq!(drain(&mut ring, skip), (Drained::Complete, vec![]));
+        fake.record(skip, 12, b"over the end");
+        fake.head(skip + 24);
+        assert_eq!(
+            drain(&mut ring, skip + 24),
+            (Drained::Complete, vec![b"over the end".to_vec()])
+        );
         assert_eq!(ring.pending(), 0);
     }
 
     #[test]
-    fn what_makes_no_sense_stops_the_drain() {
-        for header in [BUSY | 8, u32::MAX, BYTES as u32, (BYTES as u32) << 4] {
-            let mut ring = ring();
-            write(&ring, 3, b"one");
-            write(&ring, header, b"12345678");
-            let head = ring.head();
-            // Waiting for a writer takes long under miri.
-            if !(cfg!(miri) && header & BUSY != 0) {
-                assert_eq!(drain(&mut ring, head), (vec![b"one".to_vec()], Drained::Stuck));
-            }
+    fn an_unfinished_or_senseless_record_stops_the_drain_and_nothing_else() {
+        for header in [BUSY | 4, u32::MAX, (DISCARDED - 1), page_size() as u32] {
+            let fake = Fake::new();
+            fake.record(0, 1, b"a");
+            fake.record(16, header, b"");
+            fake.head(64);
+            let mut ring = fake.ring();
+            let (end, records) = drain(&mut ring, 64);
+            assert_eq!((end, records), (Drained::Stuck, vec![b"a".to_vec()]), "{header:#x}");
+            assert_eq!(fake.consumed(), 16);
         }
+    }
+
+    #[test]
+    fn a_part_is_drained_at_a_time() {
+        let fake = Fake::new();
+        for i in 0..8 {
+            fake.record(16 * i, 1, &[i as u8]);
+        }
+        fake.head(128);
+        let mut ring = fake.ring();
+        let mut count = 0;
+        while ring.drain_some(128, 40, |_| count += 1).1 {}
+        assert_eq!((count, ring.pending()), (8, 0));
     }
 }

@@ -24,6 +24,26 @@ struct Stream {
     taken: u32,
     /// Lost entries reported so far.
     lost: u64,
+    /// What to add to the run queue's clock to get `CLOCK_MONOTONIC`; `None` before its first batch.
+    offset: Option<i64>,
+}
+
+/// The offset is known to some hundred nanoseconds, the time between the scheduler's look at its
+/// clock and the probe's at the other. It moves by more when time was stolen.
+const OFFSET_NOISE: i64 = 2_000;
+
+impl Stream {
+    /// Takes in that `anchor` and the run queue's `first` are the same moment, and returns the time
+    /// that nobody had since the last batch: stolen by the hypervisor or taken by interrupts.
+    fn anchor(&mut self, anchor: u64, first: u64) -> u64 {
+        let measured = anchor.wrapping_sub(first).cast_signed();
+        let grown = measured.wrapping_sub(*self.offset.get_or_insert(measured));
+        if grown.abs() <= OFFSET_NOISE {
+            return 0;
+        }
+        self.offset = Some(measured);
+        u64::try_from(grown).unwrap_or(0)
+    }
 }
 
 /// Counts of one window or run.
@@ -90,7 +110,7 @@ impl Streams {
             return;
         }
         let entries = entries.skip(taken as usize);
-        self.append(&header, entries, batch);
+        self.append(&header, taken, entries, batch);
         if let Some(stream) = self.cpus.get_mut(header.cpu as usize) {
             stream.sequence = header.sequence + 1;
             stream.taken = 0;
@@ -113,20 +133,23 @@ impl Streams {
         }
         let skip = known.saturating_sub(from) as usize;
         let header = BatchHeader { flags: header.flags & !FLAG_TICK, ..*header };
-        self.append(&header, entries.iter().copied().skip(skip), batch);
+        self.append(&header, from.max(known), entries.iter().copied().skip(skip), batch);
         if let Some(stream) = self.cpus.get_mut(header.cpu as usize) {
             stream.sequence = header.sequence;
             stream.taken = header.count.max(known);
         }
     }
 
-    /// Appends a block, unless there is nothing to say.
+    /// Appends a block, unless there is nothing to say; `entries` come after the batch's first
+    /// `skipped`.
     fn append(
         &mut self,
         header: &BatchHeader,
+        skipped: u32,
         entries: impl Iterator<Item = Entry>,
         batch: &mut SwitchBatch,
     ) {
+        let whole = skipped == 0;
         let Some(stream) = self.cpus.get_mut(header.cpu as usize) else { return };
         let mut lost = header.lost.saturating_sub(stream.lost);
         if header.sequence != stream.sequence {
@@ -136,11 +159,32 @@ impl Streams {
         stream.lost = header.lost.max(stream.lost);
         let lost_ts = stream.last;
         let start = batch.entries.len();
+        let mut entries = entries.peekable();
+        let mut invented = 0;
+        if header.anchor != 0
+            && whole
+            && let Some(first) = entries.peek()
+        {
+            let stolen = stream.anchor(header.anchor, first.ts);
+            if stolen > 0 && stream.last > 0 && lost == 0 {
+                invented = nobodys(stream, first, stolen, &mut batch.entries);
+            }
+        }
+        let offset = if header.anchor == 0 { 0 } else { stream.offset.unwrap_or(0) };
         let mut floor = stream.floor;
         let mut late = 0;
+        let tick = if header.flags & FLAG_TICK != 0 { header.count } else { 0 };
+        let mut number = skipped;
         batch.entries.extend(entries.map(|entry| {
-            late += u64::from(entry.ts < floor);
-            floor = floor.max(entry.ts);
+            number += 1;
+            // A tick bears the monotonic clock in any case.
+            let ts = if offset == 0 || number == tick {
+                entry.ts
+            } else {
+                entry.ts.wrapping_add_signed(offset)
+            };
+            late += u64::from(ts < floor);
+            floor = floor.max(ts);
             Switch {
                 ts: Nanos(floor),
                 cycles: entry.cycles,
@@ -161,7 +205,7 @@ impl Streams {
         let tick_last = len > 0 && header.flags & FLAG_TICK != 0;
         self.counts.late += late;
         self.counts.lost += lost;
-        self.counts.switches += u64::from(len) - u64::from(tick_last);
+        self.counts.switches += u64::from(len) - u64::from(tick_last) - invented;
         if len > 0 || lost > 0 {
             batch.blocks.push(CpuBlock {
                 cpu: Cpu(header.cpu),
@@ -175,6 +219,22 @@ impl Streams {
     }
 }
 
+/// Says that the last `stolen` nanoseconds before `first` were nobody's, after what is settled, and
+/// returns how many entries that took.
+fn nobodys(stream: &mut Stream, first: &Entry, stolen: u64, out: &mut Vec<Switch>) -> u64 {
+    let end = first.ts.wrapping_add_signed(stream.offset.unwrap_or(0));
+    let start = end.saturating_sub(stolen).max(stream.floor);
+    if start >= end {
+        return 0;
+    }
+    let process = Tgid(first.prev);
+    let entry = |ts, prev, next| Switch { ts: Nanos(ts), cycles: first.cycles, prev, next };
+    out.push(entry(start, process, Tgid::NOBODY));
+    out.push(entry(end, Tgid::NOBODY, process));
+    stream.floor = end;
+    2
+}
+
 /// Takes a record apart; `None` where it is not what it should be. The ring is ours alone, but it
 /// is memory that others write.
 fn parse(record: &[u8]) -> Option<(BatchHeader, impl Iterator<Item = Entry> + '_)> {
@@ -186,6 +246,7 @@ fn parse(record: &[u8]) -> Option<(BatchHeader, impl Iterator<Item = Entry> + '_
         count: u32_at(head, 20)?,
         flags: u32_at(head, 24)?,
         sent: u32_at(head, 28)?,
+        anchor: u64_at(head, 32)?,
     };
     let count = header.count as usize;
     if count == 0 || count > MAX_BATCH || rest.len() != count * ENTRY_BYTES {
@@ -227,6 +288,7 @@ mod tests {
         for word in [header.cpu, entries.len() as u32, header.flags, header.sent] {
             out.extend(word.to_ne_bytes());
         }
+        out.extend(header.anchor.to_ne_bytes());
         for (ts, prev, next) in entries {
             out.extend(ts.to_ne_bytes());
             out.extend(0u64.to_ne_bytes());
@@ -299,6 +361,26 @@ mod tests {
         streams.record(&bytes(header(1, 0), &[(99, 2, 1), (101, 1, 2), (100, 2, 1)]), &mut batch);
         assert_eq!(times(&batch), [10, 100, 101, 101]);
         assert_eq!(streams.counts.late, 2);
+    }
+
+    #[test]
+    fn the_run_queue_s_clock_becomes_monotonic_and_stolen_time_nobody_s() {
+        let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
+        let head = |sequence, anchor, flags| BatchHeader { anchor, flags, ..header(sequence, 0) };
+        // 1,000,000 behind; then 5,000 are stolen; a tick bears the other clock already.
+        streams
+            .record(&bytes(head(0, 1_010_000, 0), &[(10_000, 1, 2), (20_000, 2, 1)]), &mut batch);
+        let next = [(40_000, 1, 2), (1_060_000, 2, 2)];
+        streams.record(&bytes(head(1, 1_045_000, FLAG_TICK), &next), &mut batch);
+        streams.record(&bytes(head(2, 1_075_100, 0), &[(70_000, 2, 1)]), &mut batch);
+        assert_eq!(
+            times(&batch),
+            [1_010_000, 1_020_000, 1_040_000, 1_045_000, 1_045_000, 1_060_000, 1_075_000]
+        );
+        let stolen = (batch.entries[2].next, batch.entries[3].prev, batch.entries[3].next);
+        assert_eq!(stolen, (Tgid::NOBODY, Tgid::NOBODY, Tgid(1)));
+        assert_eq!(streams.counts.switches, 4);
+        assert_eq!(streams.counts.late, 0);
     }
 
     #[test]

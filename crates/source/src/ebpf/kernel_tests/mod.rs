@@ -1,6 +1,7 @@
 //! The probe on the running kernel. These need root, and fail where they cannot run; the project's
 //! test command runs them.
 
+mod clock;
 mod leftovers;
 mod life;
 mod whole;
