@@ -11,7 +11,7 @@
 //! Needs: Go 1.25 or later, Python 3 with venv. About nine minutes from clean on two cores, under
 //! one minute after that.
 
-mod build;
+pub(crate) mod build;
 mod compare;
 mod expect;
 mod otlp;

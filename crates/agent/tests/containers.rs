@@ -88,6 +88,24 @@ fn crun_on_a_v2_tree() {
 
 #[test]
 #[ignore = "needs root: run by cargo xtask test"]
+fn another_pid_namespace_has_kernel_identity_only() {
+    let _serial = serial();
+    let rig = Rig::new();
+    let agent =
+        Agent::start_in_pid_namespace("window: 500ms", "containers: [], command_line: true");
+    let id = rig.id("5");
+    rig.runc_run(&id, "i=0; while [ $i -lt 500 ]; do i=$((i+1)); done; exec /bin/sleep 2");
+    let warnings = agent.errors().matches("another PID namespace").count();
+    let rows = agent.finish();
+    assert_eq!(warnings, 1);
+    rows.any("container.id", &id);
+    for row in rows.all(|_| true) {
+        assert!(row["attributes"]["process.command_line"].is_null(), "{row}");
+    }
+}
+
+#[test]
+#[ignore = "needs root: run by cargo xtask test"]
 fn podman_names_its_containers() {
     let _serial = serial();
     let podman = Podman::start();
