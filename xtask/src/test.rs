@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::process::{self, as_root, cargo, output};
 
 /// Debian packages that the privileged tests use.
-const PACKAGES: &[&str] = &["busybox-static", "util-linux"];
+const PACKAGES: &[&str] = &["busybox-static", "crun", "podman", "runc", "util-linux"];
 
 /// Which tests.
 #[derive(ClapArgs)]

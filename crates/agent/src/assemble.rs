@@ -1,17 +1,19 @@
 //! From a valid configuration to what runs.
 
-use std::sync::Arc;
+use std::{collections::BTreeSet, sync::Arc};
 
+use figment::value::{Tag, Value};
 use wattpipe_pipeline::{
     identity::AttributeSet,
-    registry::BuildContext,
-    runner::{Graph, NamedExporter, NamedProcessor, NamedSource, Pipeline},
-    source::SourceComponent,
+    registry::{BuildContext, HostRoots},
+    runner::{Graph, Part, Pipeline},
     telemetry::Telemetry,
 };
-use wattpipe_source::replay::Replay;
 
 use crate::config::{Components, Loaded};
+
+/// The source whose processes are not this host's.
+const REPLAY: &str = "replay";
 
 /// What components are built with, their ids aside.
 #[derive(Clone, Debug, Default)]
@@ -20,74 +22,81 @@ pub(crate) struct Surroundings {
     pub(crate) telemetry: Telemetry,
 }
 
-/// Builds everything that a pipeline names, or tells everything that could not be built.
-pub(crate) fn graph(loaded: &Loaded, around: &Surroundings) -> Result<Graph, Vec<String>> {
-    let mut failed = Vec::new();
-    let context = |id: &str, replay: bool| BuildContext {
-        id: id.to_owned(),
-        replay,
-        host: loaded.host.clone().into(),
-        resource: around.resource.clone(),
-        telemetry: around.telemetry.clone(),
-    };
-    let mut graph = Graph { sources: Vec::new(), pipelines: Vec::new(), exporters: Vec::new() };
-    let mut source_ids: Vec<&str> = Vec::new();
-    let mut exporter_ids: Vec<&str> = Vec::new();
+/// Everything that a pipeline names.
+pub(crate) fn graph(loaded: &Loaded, around: &Surroundings) -> Graph {
+    let maker = Maker { host: loaded.host.clone().into(), around };
+    let mut graph = Graph::default();
+    let mut known: BTreeSet<(&str, &str)> = BTreeSet::new();
     for (name, pipeline) in &loaded.service.pipelines {
-        let replay = pipeline.sources.iter().all(|id| id.split('/').next() == Some(Replay::NAME));
-        let sources = indices(&pipeline.sources, &mut source_ids, |id| {
-            let source = build(&loaded.sources, "source", id, &context(id, replay), &mut failed);
-            graph.sources.extend(source.map(|source| NamedSource { id: id.to_owned(), source }));
-        });
-        let mut processors = Vec::new();
-        for id in &pipeline.processors {
-            let built =
-                build(&loaded.processors, "processor", id, &context(id, replay), &mut failed);
-            processors.extend(built.map(|processor| NamedProcessor { id: id.clone(), processor }));
+        let replay = pipeline
+            .sources
+            .iter()
+            .all(|id| loaded.sources.get(id).is_some_and(|s| s.entry.name == REPLAY));
+        let new = |kind, ids: &'_ [String]| -> Vec<String> {
+            ids.iter().filter(|id| !known.contains(&(kind, id.as_str()))).cloned().collect()
+        };
+        for id in new("source", &pipeline.sources) {
+            graph.sources.extend(maker.part(&loaded.sources, &id, false));
         }
-        let exporters = indices(&pipeline.exporters, &mut exporter_ids, |id| {
-            let exporter =
-                build(&loaded.exporters, "exporter", id, &context(id, replay), &mut failed);
-            graph
-                .exporters
-                .extend(exporter.map(|exporter| NamedExporter { id: id.to_owned(), exporter }));
+        for id in new("exporter", &pipeline.exporters) {
+            graph.exporters.extend(maker.part(&loaded.exporters, &id, false));
+        }
+        known.extend(pipeline.sources.iter().map(|id| ("source", id.as_str())));
+        known.extend(pipeline.exporters.iter().map(|id| ("exporter", id.as_str())));
+        graph.pipelines.push(Pipeline {
+            id: name.clone(),
+            sources: pipeline.sources.clone(),
+            processors: pipeline
+                .processors
+                .iter()
+                .filter_map(|id| maker.part(&loaded.processors, id, replay))
+                .collect(),
+            exporters: pipeline.exporters.clone(),
         });
-        graph.pipelines.push(Pipeline { id: name.clone(), sources, processors, exporters });
     }
-    if failed.is_empty() { Ok(graph) } else { Err(failed) }
+    graph
 }
 
-/// Numbers of `ids`, each new one built once.
-fn indices<'a>(
-    ids: &'a [String],
-    known: &mut Vec<&'a str>,
-    mut build: impl FnMut(&str),
-) -> Vec<usize> {
-    ids.iter()
-        .map(|id| match known.iter().position(|k| k == id) {
-            Some(i) => i,
-            None => {
-                build(id);
-                known.push(id);
-                known.len() - 1
-            }
-        })
-        .collect()
+/// Builds everything once and throws it away; what could not be built.
+pub(crate) fn build_all(graph: &Graph) -> Vec<String> {
+    fn check<T: ?Sized>(what: &str, part: &Part<T>) -> Option<String> {
+        (part.make)().err().map(|e| format!("{what} `{}`: {e}", part.id))
+    }
+    let sources = graph.sources.iter().filter_map(|p| check("source", p));
+    let processors = graph.pipelines.iter().flat_map(|p| &p.processors);
+    let processors = processors.filter_map(|p| check("processor", p));
+    let exporters = graph.exporters.iter().filter_map(|p| check("exporter", p));
+    sources.chain(processors).chain(exporters).collect()
 }
 
-/// Builds one component; a failure is noted. One that is not defined cannot get here: the check
-/// of references has refused it.
-fn build<T: ?Sized + 'static>(
-    components: &Components<T>,
-    what: &str,
-    id: &str,
-    context: &BuildContext,
-    failed: &mut Vec<String>,
-) -> Option<Box<T>> {
-    components
-        .get(id)?
-        .factory
-        .build(context)
-        .map_err(|e| failed.push(format!("{what} `{id}`: {e}")))
-        .ok()
+struct Maker<'a> {
+    host: HostRoots,
+    around: &'a Surroundings,
+}
+
+impl Maker<'_> {
+    /// One component. None where it is not defined, which the check of references has refused.
+    fn part<T: ?Sized + 'static>(
+        &self,
+        components: &Components<T>,
+        id: &str,
+        replay: bool,
+    ) -> Option<Part<T>> {
+        let component = components.get(id)?;
+        let factory = component.factory.clone();
+        let context = BuildContext {
+            id: id.to_owned(),
+            host: self.host.clone(),
+            resource: self.around.resource.clone(),
+            telemetry: self.around.telemetry.clone(),
+            replay,
+        };
+        // All that a component is made from: its type, its settings, and what surrounds it.
+        let surroundings = format!("{:?} {:?} {replay}", context.host, context.resource);
+        let revision = Value::Array(
+            Tag::Default,
+            vec![component.entry.name.into(), factory.raw().clone(), surroundings.into()],
+        );
+        Some(Part { id: id.to_owned(), revision, make: Arc::new(move || factory.build(&context)) })
+    }
 }

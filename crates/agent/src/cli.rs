@@ -44,6 +44,35 @@ pub(crate) enum Command {
     },
     /// Print the JSON Schema of the configuration file
     Schema,
+    /// Say what this host offers, what will be used, and what each missing thing costs
+    Doctor {
+        /// Form of the answer
+        #[arg(long, value_enum, default_value_t = DoctorFormat::Text)]
+        format: DoctorFormat,
+        #[command(flatten)]
+        config: ConfigArgs,
+    },
+    /// Run a command and measure it and all its descendants
+    Exec {
+        /// Write the measurement to FILE as JSON, too
+        #[arg(long, value_name = "FILE")]
+        json: Option<PathBuf>,
+        /// The command and its arguments
+        #[arg(
+            required = true,
+            trailing_var_arg = true,
+            allow_hyphen_values = true,
+            value_name = "CMD"
+        )]
+        command: Vec<OsString>,
+    },
+}
+
+/// Forms of `doctor`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DoctorFormat {
+    Text,
+    Json,
 }
 
 /// Forms of `components`.
@@ -57,8 +86,12 @@ impl Cli {
     /// What to load: options before the subcommand and after it count alike.
     pub(crate) fn input(&self) -> Input {
         let mut all = self.config.clone();
-        if let Some(Command::Run(c) | Command::Validate(c) | Command::PrintConfig(c)) =
-            &self.command
+        if let Some(
+            Command::Run(c)
+            | Command::Validate(c)
+            | Command::PrintConfig(c)
+            | Command::Doctor { config: c, .. },
+        ) = &self.command
         {
             all.files.extend(c.files.iter().cloned());
             all.sets.extend(c.sets.iter().cloned());

@@ -8,6 +8,7 @@ use crate::{
     Exit, assemble,
     cli::{Cli, Command, ListFormat},
     config::{self, Input, Loaded, Report},
+    docs, doctor, exec,
     extension::EXTENSIONS,
     run,
 };
@@ -20,7 +21,9 @@ pub(crate) fn dispatch(cli: Cli, registry: &Registry) -> Exit {
         Some(Command::Validate(_)) => validate(&input, registry),
         Some(Command::PrintConfig(_)) => print_config(&input, registry),
         Some(Command::Components { format }) => components(format, registry),
-        Some(Command::Schema) => Exit::Done,
+        Some(Command::Schema) => json(&docs::schema(registry)),
+        Some(Command::Doctor { format, .. }) => doctor::doctor(format, &input, registry),
+        Some(Command::Exec { json, command }) => exec::exec(&command, json.as_deref(), registry),
     }
 }
 
@@ -48,15 +51,14 @@ fn validate(input: &Input, registry: &Registry) -> Exit {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
     };
-    match assemble::graph(&loaded, &Default::default()) {
-        Ok(_) => print("ok\n"),
-        Err(reasons) => {
-            for reason in reasons {
-                let _ = writeln!(io::stderr(), "error: {reason}");
-            }
-            Exit::Usage
-        }
+    let failed = assemble::build_all(&assemble::graph(&loaded, &Default::default()));
+    if failed.is_empty() {
+        return print("ok\n");
     }
+    for reason in failed {
+        let _ = writeln!(io::stderr(), "error: {reason}");
+    }
+    Exit::Usage
 }
 
 fn print_config(input: &Input, registry: &Registry) -> Exit {
@@ -108,10 +110,14 @@ fn components(format: ListFormat, registry: &Registry) -> Exit {
     });
     match format {
         ListFormat::Yaml => yaml(&list),
-        ListFormat::Json => match serde_json::to_string_pretty(&list) {
-            Ok(text) => print(&format!("{text}\n")),
-            Err(e) => fail(&e.to_string()),
-        },
+        ListFormat::Json => json(&list),
+    }
+}
+
+fn json(value: &serde_json::Value) -> Exit {
+    match serde_json::to_string_pretty(value) {
+        Ok(text) => print(&format!("{text}\n")),
+        Err(e) => fail(&e.to_string()),
     }
 }
 

@@ -14,14 +14,28 @@
 
 mod agent;
 mod assemble;
+mod beside;
 mod cli;
 mod commands;
 pub mod config;
+pub mod docs;
+mod doctor;
+mod exec;
 mod exit;
 mod extension;
+mod fallback;
+mod health;
+mod limits;
 mod listen;
 mod logs;
+mod notify;
+mod own_metrics;
+mod privileges;
+mod reload;
+mod resource;
 mod run;
+mod sandbox;
+mod serve;
 
 pub use agent::{Agent, AgentBuilder};
 pub use exit::Exit;

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 
 use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{Layer, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt};
+use wattpipe_exporters::stdout::screen::LogWriter;
 
 use crate::config::model::{LogFormat, LogLevel, Logs};
 
@@ -23,7 +24,7 @@ impl LogHandle {
 pub(crate) fn init(logs: &Logs) -> LogHandle {
     let (level, handle) = reload::Layer::new(filter(logs.level));
     let layer = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
+        .with_writer(|| LogWriter)
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal());
     let layer = match logs.format {

@@ -1,86 +1,50 @@
-//! Running: one tokio runtime with one worker, the pipelines, and the signals.
+//! `wattpipe run`: what must happen before the first thread is made, then the runtime.
 
 use std::time::Duration;
 
-use tokio::signal::unix::{SignalKind, signal};
-use tracing::{error, info, warn};
-use wattpipe_pipeline::{
-    Registry,
-    runner::{self, Outcome},
-    shutdown,
-    telemetry::Telemetry,
-};
+use tracing::{info, warn};
+use wattpipe_pipeline::Registry;
 
 use crate::{
-    Exit,
-    assemble::{self, Surroundings},
-    commands,
-    config::{Input, Loaded},
+    Exit, commands,
+    config::Input,
     logs,
+    privileges::Held,
+    sandbox,
+    serve::{self, Setup},
 };
 
-/// `wattpipe run`.
+/// Runs the pipelines until they end or a signal comes.
 pub(crate) fn run(input: &Input, registry: &Registry) -> Exit {
     let loaded = match commands::load(input, registry) {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
     };
-    let _log = logs::init(&loaded.service.telemetry.logs);
-    // One worker: the agent's work is on its own threads, and every idle worker is a wakeup.
-    let runtime = match tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .max_blocking_threads(8)
-        .thread_name("runtime")
-        .enable_all()
-        .build()
-    {
+    let log = logs::init(&loaded.service.telemetry.logs);
+    info!(version = env!("CARGO_PKG_VERSION"), "starting");
+    // Capabilities and filters belong to threads and are inherited: before any other thread.
+    let held = Held::prepare(&loaded.service.security);
+    if let Err(e) = sandbox::apply() {
+        warn!("no system call filter: {e}");
+    }
+    let runtime = match runtime(held.clone()) {
         Ok(runtime) => runtime,
         Err(e) => return commands::fail(&format!("cannot start: {e}")),
     };
-    let exit = runtime.block_on(serve(&loaded));
+    let setup = Setup { input, registry, log, held };
+    let exit = runtime.block_on(serve::serve(setup, loaded));
     // What still waits (a blocked write) was given its time; it must not hold the process.
     runtime.shutdown_timeout(Duration::from_millis(100));
     exit
 }
 
-async fn serve(loaded: &Loaded) -> Exit {
-    let telemetry = Telemetry::default();
-    let around = Surroundings { telemetry: telemetry.clone(), ..Surroundings::default() };
-    let graph = match assemble::graph(loaded, &around) {
-        Ok(graph) => graph,
-        Err(reasons) => {
-            for reason in &reasons {
-                error!("{reason}");
-            }
-            return Exit::Usage;
-        }
-    };
-    let (trigger, shutdown) = shutdown::channel();
-    let signals = tokio::spawn(async move {
-        let (Ok(mut term), Ok(mut int)) =
-            (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
-        else {
-            error!("cannot listen for signals");
-            std::future::pending::<()>().await;
-            return;
-        };
-        tokio::select! {
-            _ = term.recv() => info!("SIGTERM: draining"),
-            _ = int.recv() => info!("SIGINT: draining; again to end at once"),
-        }
-        trigger.fire();
-        int.recv().await;
-        warn!("SIGINT again: ending at once, what was not exported is lost");
-        std::process::exit(i32::from(Exit::Failed.code()));
-    });
-    let timeout = loaded.service.shutdown_timeout.0;
-    let outcome = runner::run(graph, shutdown, telemetry, timeout).await;
-    signals.abort();
-    match outcome {
-        Outcome::Done | Outcome::ReaderGone => Exit::Done,
-        Outcome::Failed(reason) => {
-            error!("{reason}");
-            Exit::Failed
-        }
-    }
+/// One worker: the agent's work is on its own threads, and every idle worker is a wakeup.
+pub(crate) fn runtime(held: Held) -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .max_blocking_threads(8)
+        .thread_name("runtime")
+        .on_thread_start(move || held.lower())
+        .enable_all()
+        .build()
 }

@@ -11,7 +11,7 @@ mod support;
 
 use std::{collections::HashMap, fmt::Write as _, fs, path::Path};
 
-use wattpipe_agent::config::{Input, load};
+use wattpipe_agent::config::{Input, load, load_texts};
 
 /// What loading `input` prints, `ok` on success.
 fn outcome(input: &Input, env: &HashMap<String, String>) -> String {
@@ -97,4 +97,60 @@ fn huge_and_deep_texts_are_refused() {
         outcome(&Input { files: vec![file], sets: vec![] }, &HashMap::new())
     };
     assert!(got.contains("nested more than 64 levels deep"), "{got}");
+}
+
+/// Deterministic noise, so that a failure can be looked at again.
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self, below: usize) -> usize {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(self.0 >> 33).unwrap() % below
+    }
+}
+
+/// What means something to YAML or to a substitution.
+const MARKS: &[u8] = b"{}[]:,-&*!|>'\"%@`#\t\n $0x<";
+
+/// What the fuzz target does for ten minutes, for a moment: texts cut, doubled and spliced.
+#[test]
+fn mangled_texts_never_panic() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/golden");
+    let texts: Vec<Vec<u8>> =
+        fs::read_dir(dir).unwrap().map(|e| fs::read(e.unwrap().path()).unwrap()).collect();
+    let agent = support::agent();
+    let env = |name: &str| (name.len() < 3).then(|| format!("${{env:{name}X}}"));
+    let mut noise = Noise(7);
+    for _ in 0..3000 {
+        let (a, b) = (&texts[noise.next(texts.len())], &texts[noise.next(texts.len())]);
+        let mut text = a[..noise.next(a.len() + 1)].to_vec();
+        text.extend_from_slice(&b[noise.next(b.len() + 1)..]);
+        for _ in 0..noise.next(4) {
+            if !text.is_empty() {
+                let at = noise.next(text.len());
+                text[at] = MARKS[noise.next(MARKS.len())];
+            }
+        }
+        let text = String::from_utf8_lossy(&text).into_owned();
+        let (loaded, report) =
+            load_texts(vec![("x".into(), text)], &[], false, agent.registry(), &env);
+        assert_eq!(loaded.is_some(), report.errors.is_empty());
+    }
+}
+
+#[test]
+fn secrets_are_redacted_where_the_configuration_is_printed() {
+    let agent = support::agent();
+    let text = "sources: { procfs: }
+exporters: { otlp: { token: hush-hush, headers: { authorization: \"${env:T}\" } } }
+service: { pipelines: { a: { sources: [procfs], exporters: [otlp] } } }
+";
+    let env = |_: &str| Some("Bearer hush".to_owned());
+    let texts = vec![("x".to_owned(), text.to_owned())];
+    let (loaded, report) = load_texts(texts, &[], false, agent.registry(), &env);
+    assert_eq!(report.errors, [""; 0]);
+    let shown = loaded.unwrap().effective().to_string();
+    assert!(!shown.contains("hush"), "{shown}");
+    assert_eq!(shown.matches("[REDACTED]").count(), 2, "{shown}");
 }

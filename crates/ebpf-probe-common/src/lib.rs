@@ -10,9 +10,9 @@
 /// The most entries one batch can hold; `batch_events` chooses how many are collected.
 pub const MAX_BATCH: usize = 128;
 
-/// Bytes of one element of the batch map: the batch, padded to whole 64-byte cache lines so that
-/// two CPUs never write to the same line.
-pub const BATCH_STRIDE: usize = 3136;
+/// Bytes of one element of the batch map. A power of two, so that finding it takes no
+/// multiplication; whole cache lines, so that two CPUs never write to the same one.
+pub const BATCH_STRIDE: usize = 4096;
 
 /// The last entry of the batch is a tick: it tells who runs on the CPU, it is no switch.
 pub const FLAG_TICK: u32 = 1;
@@ -33,16 +33,18 @@ pub struct BatchHeader {
     pub count: u32,
     /// `FLAG_…` bits.
     pub flags: u32,
-    /// Entries of the batch before this one: where, in the map, the newest entry lies while
-    /// `count` is 0.
+    /// Entries of the batch before this one: where, in the map, the newest entry lies while this one
+    /// is empty.
     pub sent: u32,
+    /// `CLOCK_MONOTONIC` at the first entry, where entries bear the run queue's clock; else 0.
+    pub anchor: u64,
 }
 
 /// One switch: `prev` leaves the CPU, `next` gets it. In a tick both are the running process.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Entry {
-    /// Nanoseconds of `CLOCK_MONOTONIC`, or of the run queue's clock.
+    /// Nanoseconds of `CLOCK_MONOTONIC`, or of the run queue's clock (a tick: always of the former).
     pub ts: u64,
     /// The CPU's cycle counter, cumulative; 0 where the variant without it is loaded.
     pub cycles: u64,
@@ -52,17 +54,28 @@ pub struct Entry {
     pub next: u32,
 }
 
-/// What a CPU collects: an element of the batch map, and (cut after its last entry) a record of
-/// the ring.
-#[repr(C, align(64))]
+/// What a CPU collects: an element of the batch map. A record of the ring is the part from the head
+/// to the last entry.
+#[repr(C, align(4096))]
 #[derive(Clone, Copy)]
 pub struct Batch {
-    /// The head.
+    /// Address of the `task_struct` that got the CPU last; 0 before the first switch. Where the next
+    /// switch leaves from another, one in between was not traced.
+    pub last_task: u64,
+    /// Bytes of `entries` that are valid.
+    pub used: u64,
+    /// Bytes of `entries` from which on the batch is sent; 0 before the first switch.
+    pub limit: u64,
+    /// The head; `count` and `flags` are set when it is sent.
     pub header: BatchHeader,
-    /// The entries; those up to `header.count` are valid.
+    /// The entries.
     pub entries: [Entry; MAX_BATCH],
 }
 
+/// Where, in an element of the batch map, the head lies.
+pub const HEADER_OFFSET: usize = core::mem::offset_of!(Batch, header);
+/// Where, in an element of the batch map, the number of valid bytes lies.
+pub const USED_OFFSET: usize = core::mem::offset_of!(Batch, used);
 /// Bytes of a batch's head.
 pub const HEADER_BYTES: usize = size_of::<BatchHeader>();
 /// Bytes of an entry.
@@ -118,12 +131,14 @@ pub struct LifeRecord {
     pub comm: [u8; 16],
 }
 
-/// Per-CPU counters of the life-cycle programs, a cache line each.
+/// Per-CPU counters of rare events, a cache line each.
 #[repr(C, align(64))]
 #[derive(Clone, Copy, Debug, Default)]
-pub struct LifeState {
-    /// Records that found the ring full.
-    pub lost: u64,
+pub struct Counters {
+    /// Life-cycle records that found the ring full.
+    pub life_lost: u64,
+    /// Switches that the tracepoint did not show, and that were put back in.
+    pub untraced: u64,
 }
 
 /// Which cgroup of a task counts.
@@ -153,6 +168,8 @@ pub struct Offsets {
     pub task_comm: u32,
     pub task_signal: u32,
     pub task_exec_start: u32,
+    pub task_sum_exec: u32,
+    pub task_prev_sum_exec: u32,
     pub signal_live: u32,
     pub cred_uid: u32,
     pub css_set_dfl_cgrp: u32,
@@ -179,7 +196,7 @@ mod tests {
 
     #[test]
     fn batch_layout_is_pinned() {
-        assert_eq!(HEADER_BYTES, 32);
+        assert_eq!(HEADER_BYTES, 40);
         assert_eq!(ENTRY_BYTES, 24);
         assert_eq!(offset_of!(BatchHeader, sequence), 0);
         assert_eq!(offset_of!(BatchHeader, lost), 8);
@@ -187,13 +204,16 @@ mod tests {
         assert_eq!(offset_of!(BatchHeader, count), 20);
         assert_eq!(offset_of!(BatchHeader, flags), 24);
         assert_eq!(offset_of!(BatchHeader, sent), 28);
+        assert_eq!(offset_of!(BatchHeader, anchor), 32);
         assert_eq!(offset_of!(Entry, ts), 0);
         assert_eq!(offset_of!(Entry, cycles), 8);
         assert_eq!(offset_of!(Entry, prev), 16);
         assert_eq!(offset_of!(Entry, next), 20);
-        assert_eq!(offset_of!(Batch, entries), HEADER_BYTES);
+        assert_eq!(offset_of!(Batch, used), 8);
+        assert_eq!(HEADER_OFFSET, 24);
+        assert_eq!(offset_of!(Batch, entries), HEADER_OFFSET + HEADER_BYTES);
         assert_eq!(size_of::<Batch>(), BATCH_STRIDE);
-        assert_eq!(record_bytes(MAX_BATCH), 3104);
+        assert_eq!(record_bytes(MAX_BATCH), 3112);
     }
 
     #[test]
@@ -203,7 +223,7 @@ mod tests {
         assert_eq!(offset_of!(LifeRecord, pid), 24);
         assert_eq!(offset_of!(LifeRecord, kind), 36);
         assert_eq!(offset_of!(LifeRecord, comm), 48);
-        assert_eq!(size_of::<LifeState>(), 64);
+        assert_eq!(size_of::<Counters>(), 64);
         assert_eq!(size_of::<Offsets>() % 8, 0);
     }
 }

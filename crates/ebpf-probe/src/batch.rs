@@ -2,7 +2,7 @@
 //!
 //! Written only by `switch` and `flush`, both on their own CPU with interrupts off, so there is one
 //! writer and no lock. Userland reads it while it is written (see `ebpf/peek.rs`): entries are stored
-//! before the count that covers them, and the count is cleared before the sequence moves on.
+//! before the size that covers them, and the size is cleared before the sequence moves on.
 
 use core::{
     mem::MaybeUninit,
@@ -10,13 +10,16 @@ use core::{
 };
 
 use aya_ebpf::{
-    EbpfContext,
     bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP, bpf_perf_event_value},
     helpers::{bpf_get_smp_processor_id, bpf_perf_event_read_value},
 };
 use wattpipe_ebpf_probe_common::{Batch, ENTRY_BYTES, Entry, HEADER_BYTES, MAX_BATCH};
 
-use crate::globals::{BATCHES, CYCLES, SWITCHES, watermark};
+use crate::globals::{BATCHES, CYCLES, SWITCHES, batch_events, watermark};
+
+const ENTRY: u64 = ENTRY_BYTES as u64;
+/// Where the last entry that fits begins.
+const LAST: u64 = (MAX_BATCH as u64 - 1) * ENTRY;
 
 /// This CPU's batch.
 #[inline(always)]
@@ -26,53 +29,101 @@ pub(crate) fn current() -> Option<&'static mut Batch> {
     BATCHES.get_ptr_mut(cpu).map(|batch| unsafe { &mut *batch })
 }
 
-/// Appends an entry and returns how many there are now.
+/// Appends an entry and returns the bytes used by then. Without cycles their place is left alone: it
+/// is 0 from the beginning.
 #[inline(always)]
-pub(crate) fn push(batch: &mut Batch, entry: Entry) -> u32 {
-    // The mask is for the verifier: the count is below MAX_BATCH after every run.
-    let index = batch.header.count as usize & (MAX_BATCH - 1);
-    // SAFETY: masked to the array's length.
-    unsafe { *batch.entries.as_mut_ptr().add(index) = entry };
-    index as u32 + 1
+pub(crate) fn push<const CYCLES: bool>(batch: &mut Batch, entry: Entry) -> u64 {
+    // The comparison is for the verifier: a batch is sent before it is full.
+    let used = if batch.used > LAST { 0 } else { batch.used };
+    // SAFETY: at or before the last entry.
+    unsafe {
+        let place = batch.entries.as_mut_ptr().byte_add(used as usize);
+        (*place).ts = entry.ts;
+        if CYCLES {
+            (*place).cycles = entry.cycles;
+        }
+        (*place).prev = entry.prev;
+        (*place).next = entry.next;
+    }
+    used + ENTRY
 }
 
-/// Publishes the count, after the entries it covers.
+/// Publishes the size, after the entries it covers.
 #[inline(always)]
-pub(crate) fn publish(batch: &mut Batch, count: u32) {
+pub(crate) fn publish(batch: &mut Batch, used: u64) {
     compiler_fence(Ordering::Release);
     // SAFETY: a field of a valid batch; volatile so that it stays after the fence.
-    unsafe { core::ptr::write_volatile(&raw mut batch.header.count, count) };
+    unsafe { core::ptr::write_volatile(&raw mut batch.used, used) };
 }
 
-/// Sends the first `count` entries. The reader is woken once much is waiting, otherwise it comes by
+/// What to do once an entry has been pushed.
+#[inline(always)]
+pub(crate) fn pushed(batch: &mut Batch, used: u64, flags: u32) {
+    if used < batch.limit {
+        publish(batch, used);
+    } else {
+        full(batch, used, flags);
+    }
+}
+
+/// Sends the batch, counts it as lost where that fails, and opens the next. The very first entry gets
+/// here too, and sets the limit.
+#[inline(always)]
+fn full(batch: &mut Batch, used: u64, flags: u32) {
+    batch.limit = u64::from(batch_events()) * ENTRY;
+    if used < batch.limit {
+        return publish(batch, used);
+    }
+    let sent = output(batch, used, flags);
+    let count = batch.header.count;
+    next(batch);
+    if !sent {
+        // After the sequence has moved on, so that a peek never takes these for a loss before them.
+        batch.header.lost += u64::from(count);
+    }
+}
+
+/// Sends the first `used` bytes. The reader is woken once much is waiting, otherwise it comes by
 /// itself at the next window's edge: its own wakeups are switches too.
 #[inline(always)]
-pub(crate) fn output(batch: &mut Batch, count: u32, flags: u32) -> bool {
-    let count = if count > MAX_BATCH as u32 { MAX_BATCH as u32 } else { count };
+pub(crate) fn output(batch: &mut Batch, used: u64, flags: u32) -> bool {
     batch.header.cpu = unsafe { bpf_get_smp_processor_id() };
     batch.header.flags = flags;
-    batch.header.count = count;
-    let bytes = HEADER_BYTES + count as usize * ENTRY_BYTES;
     let wakeup = if SWITCHES.query(BPF_RB_AVAIL_DATA.into()) >= watermark() {
         BPF_RB_FORCE_WAKEUP
     } else {
         BPF_RB_NO_WAKEUP
     };
-    // SAFETY: `bytes` is at most the size of the batch.
+    // For the verifier, and after the call above: before 5.11 it forgets the bounds of what has to
+    // be kept on the stack meanwhile.
+    let used = core::hint::black_box(used);
+    let used = if used > LAST + ENTRY { LAST + ENTRY } else { used };
+    batch.header.count = (used / ENTRY) as u32;
+    let bytes = HEADER_BYTES + used as usize;
+    // SAFETY: head and entries follow one another, and `bytes` ends with the last entry.
     let data =
-        unsafe { core::slice::from_raw_parts(core::ptr::from_ref(batch).cast::<u8>(), bytes) };
+        unsafe { core::slice::from_raw_parts((&raw const batch.header).cast::<u8>(), bytes) };
     SWITCHES.output::<[u8]>(data, wakeup.into()).is_ok()
 }
 
-/// Opens the next batch.
+/// Opens the next batch, after one of `header.count` entries.
 #[inline(always)]
-pub(crate) fn next(batch: &mut Batch, sent: u32) {
-    batch.header.sent = sent;
+pub(crate) fn next(batch: &mut Batch) {
+    batch.header.sent = batch.header.count;
     publish(batch, 0);
     compiler_fence(Ordering::Release);
     let sequence = batch.header.sequence + 1;
     // SAFETY: a field of a valid batch; volatile so that it stays after the fence.
     unsafe { core::ptr::write_volatile(&raw mut batch.header.sequence, sequence) };
+}
+
+/// The batch's newest entry, sent or not.
+#[inline(always)]
+pub(crate) fn newest(batch: &Batch) -> Entry {
+    let valid = if batch.used > 0 { (batch.used / ENTRY) as u32 } else { batch.header.sent };
+    let index = valid.wrapping_sub(1) as usize & (MAX_BATCH - 1);
+    // SAFETY: masked to the array's length.
+    unsafe { *batch.entries.as_ptr().add(index) }
 }
 
 /// This CPU's cycle counter; 0 when it cannot be read.
@@ -91,10 +142,4 @@ pub(crate) fn cycles() -> u64 {
         );
         (*value.as_ptr()).counter
     }
-}
-
-/// The running process, by the helper.
-#[inline(always)]
-pub(crate) fn running<C: EbpfContext>(ctx: &C) -> u32 {
-    ctx.tgid()
 }

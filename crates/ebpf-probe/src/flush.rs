@@ -4,15 +4,15 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::{helpers::bpf_ktime_get_ns, programs::RawTracePointContext};
+use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_current_task, bpf_ktime_get_ns};
 use wattpipe_ebpf_probe_common::{Entry, FLAG_CYCLES, FLAG_TICK};
 
-use crate::batch;
+use crate::{batch, untraced};
 
 /// 1: sent. 0: the ring is full, nothing has changed, and userland can drain it and ask again.
 #[inline(always)]
-fn flush_now<const CYCLES: bool>(ctx: &RawTracePointContext) -> i32 {
-    let tgid = batch::running(ctx);
+fn flush_now<const CYCLES: bool>() -> i32 {
+    let tgid = (bpf_get_current_pid_tgid() >> 32) as u32;
     let entry = Entry {
         ts: unsafe { bpf_ktime_get_ns() },
         cycles: if CYCLES { batch::cycles() } else { 0 },
@@ -20,11 +20,16 @@ fn flush_now<const CYCLES: bool>(ctx: &RawTracePointContext) -> i32 {
         next: tgid,
     };
     let Some(batch) = batch::current() else { return 0 };
-    let before = batch.header.count;
-    let count = batch::push(batch, entry);
+    let current = unsafe { bpf_get_current_task() };
+    if batch.last_task != current {
+        untraced::put_back::<CYCLES>(batch, entry);
+        batch.last_task = current;
+    }
+    let before = batch.used;
+    let used = batch::push::<CYCLES>(batch, entry);
     let flags = FLAG_TICK | if CYCLES { FLAG_CYCLES } else { 0 };
-    if batch::output(batch, count, flags) {
-        batch::next(batch, count);
+    if batch::output(batch, used, flags) {
+        batch::next(batch);
         1
     } else {
         batch::publish(batch, before);
@@ -35,13 +40,13 @@ fn flush_now<const CYCLES: bool>(ctx: &RawTracePointContext) -> i32 {
 /// The return value is the answer to userland, which the attribute macro would throw away.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp")]
-pub extern "C" fn flush(ctx: *mut c_void) -> i32 {
-    flush_now::<false>(&RawTracePointContext::new(ctx))
+pub extern "C" fn flush(_ctx: *mut c_void) -> i32 {
+    flush_now::<false>()
 }
 
 /// `flush` where cycles are counted.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp")]
-pub extern "C" fn flush_cycles(ctx: *mut c_void) -> i32 {
-    flush_now::<true>(&RawTracePointContext::new(ctx))
+pub extern "C" fn flush_cycles(_ctx: *mut c_void) -> i32 {
+    flush_now::<true>()
 }

@@ -2,10 +2,11 @@
 
 use aya_ebpf::{
     bindings::BPF_F_MMAPABLE,
+    helpers::bpf_get_smp_processor_id,
     macros::map,
     maps::{Array, PerfEventArray, RingBuf},
 };
-use wattpipe_ebpf_probe_common::{Batch, LifeState, Offsets};
+use wattpipe_ebpf_probe_common::{Batch, Counters, Offsets};
 
 /// Offsets of kernel structures, from BTF.
 #[unsafe(no_mangle)]
@@ -21,6 +22,8 @@ pub(crate) static OFFSETS: Offsets = Offsets {
     task_comm: 0,
     task_signal: 0,
     task_exec_start: 0,
+    task_sum_exec: 0,
+    task_prev_sum_exec: 0,
     signal_live: 0,
     cred_uid: 0,
     css_set_dfl_cgrp: 0,
@@ -95,9 +98,17 @@ pub(crate) static BATCHES: Array<Batch> = Array::with_max_entries(1, BPF_F_MMAPA
 #[map]
 pub(crate) static LIFE: RingBuf = RingBuf::with_byte_size(1 << 18, 0);
 
-/// Counters of the life-cycle programs, by CPU number.
+/// Counters of rare events, by CPU number.
 #[map]
-pub(crate) static LIFE_STATE: Array<LifeState> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+pub(crate) static COUNTERS: Array<Counters> = Array::with_max_entries(1, BPF_F_MMAPABLE);
+
+/// This CPU's counters. Programs that count cannot be preempted by others that do.
+#[inline(always)]
+pub(crate) fn counters() -> Option<&'static mut Counters> {
+    let cpu = unsafe { bpf_get_smp_processor_id() };
+    // SAFETY: this CPU's element.
+    COUNTERS.get_ptr_mut(cpu).map(|counters| unsafe { &mut *counters })
+}
 
 /// The cycle counter of each CPU. Userland opens the events and sets the number of CPUs.
 #[map]

@@ -6,7 +6,7 @@ use core::ffi::c_void;
 
 use aya_ebpf::{
     bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP},
-    helpers::{bpf_get_smp_processor_id, bpf_ktime_get_ns, bpf_seq_write},
+    helpers::{bpf_ktime_get_ns, bpf_seq_write},
     macros::{btf_tracepoint, raw_tracepoint},
     programs::{BtfTracePointContext, RawTracePointContext},
 };
@@ -14,7 +14,7 @@ use wattpipe_ebpf_probe_common::{LIFE_KTHREAD, LifeRecord, hierarchy, life};
 
 use crate::{
     access::{Access, Direct, Helper, pointer},
-    globals::{LIFE, LIFE_STATE, life_watermark, offset},
+    globals::{LIFE, counters, life_watermark, offset},
 };
 
 /// `task_struct.flags` of a kernel thread.
@@ -100,10 +100,8 @@ unsafe fn emit<A: Access>(task: *const u8, kind: u32) -> i32 {
         BPF_RB_NO_WAKEUP
     };
     if LIFE.output::<LifeRecord>(&record, wakeup.into()).is_err() {
-        let cpu = unsafe { bpf_get_smp_processor_id() };
-        if let Some(state) = LIFE_STATE.get_ptr_mut(cpu) {
-            // SAFETY: this CPU's element; the program cannot be preempted by another of its kind.
-            unsafe { (*state).lost += 1 };
+        if let Some(counters) = counters() {
+            counters.life_lost += 1;
         }
     }
     0

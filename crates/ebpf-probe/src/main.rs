@@ -3,6 +3,7 @@
 //!
 //! - `switch`: one run per context switch, appends to its CPU's batch;
 //! - `flush`: run by userland on a CPU at a window's edge, sends the partial batch with a tick;
+//! - `untraced`: puts back what the tracepoint did not show;
 //! - `life`: fork, exec, exit and cgroup moves of processes, and the task iterator.
 //!
 //! There are no fixed structure offsets: userland reads them from the kernel's BTF and puts them
@@ -17,6 +18,7 @@ mod flush;
 mod globals;
 mod life;
 mod switch;
+mod untraced;
 
 #[panic_handler]
 fn panic(_info: &core::panic::PanicInfo<'_>) -> ! {

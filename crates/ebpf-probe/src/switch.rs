@@ -11,11 +11,15 @@ use wattpipe_ebpf_probe_common::{Entry, FLAG_CYCLES};
 use crate::{
     access::{Access, Direct, Helper},
     batch,
-    globals::{batch_events, offset},
+    globals::offset,
+    untraced,
 };
 
 /// Where an event's time comes from.
 trait Clock {
+    /// It is not `CLOCK_MONOTONIC`: each batch tells what that is at its first entry.
+    const ANCHORED: bool;
+
     unsafe fn now<A: Access>(prev: *const u8, next: *const u8) -> u64;
 }
 
@@ -23,6 +27,8 @@ trait Clock {
 struct Monotonic;
 
 impl Clock for Monotonic {
+    const ANCHORED: bool = false;
+
     #[inline(always)]
     unsafe fn now<A: Access>(_prev: *const u8, _next: *const u8) -> u64 {
         unsafe { bpf_ktime_get_ns() }
@@ -33,6 +39,8 @@ impl Clock for Monotonic {
 struct Scheduler;
 
 impl Clock for Scheduler {
+    const ANCHORED: bool = true;
+
     #[inline(always)]
     unsafe fn now<A: Access>(prev: *const u8, next: *const u8) -> u64 {
         let at = offset!(task_exec_start);
@@ -41,31 +49,28 @@ impl Clock for Scheduler {
     }
 }
 
+/// The clock comes first: reading it waits for all that is before it, and what is after it runs
+/// beside it. Then what needs a call, so that few values have to survive one.
 #[inline(always)]
 unsafe fn on_switch<A: Access, C: Clock, const CYCLES: bool>(
     prev: *const u8,
     next: *const u8,
 ) -> i32 {
-    let at = offset!(task_tgid);
-    let entry = unsafe {
-        Entry {
-            ts: C::now::<A>(prev, next),
-            cycles: if CYCLES { batch::cycles() } else { 0 },
-            prev: A::read(prev, at),
-            next: A::read(next, at),
-        }
-    };
+    let ts = unsafe { C::now::<A>(prev, next) };
+    let cycles = if CYCLES { batch::cycles() } else { 0 };
     let Some(batch) = batch::current() else { return 0 };
-    let count = batch::push(batch, entry);
-    if count < batch_events() {
-        batch::publish(batch, count);
-        return 0;
+    let at = offset!(task_tgid);
+    if batch.last_task != prev as u64 {
+        let tgid = unsafe { A::read(prev, at) };
+        untraced::put_back::<CYCLES>(batch, Entry { ts, cycles, prev: tgid, next: tgid });
     }
-    let flags = if CYCLES { FLAG_CYCLES } else { 0 };
-    if !batch::output(batch, count, flags) {
-        batch.header.lost += u64::from(count);
+    batch.last_task = next as u64;
+    let entry = unsafe { Entry { ts, cycles, prev: A::read(prev, at), next: A::read(next, at) } };
+    if C::ANCHORED && batch.used == 0 {
+        batch.header.anchor = unsafe { bpf_ktime_get_ns() };
     }
-    batch::next(batch, count);
+    let used = batch::push::<CYCLES>(batch, entry);
+    batch::pushed(batch, used, if CYCLES { FLAG_CYCLES } else { 0 });
     0
 }
 

@@ -5,7 +5,7 @@
 //! `container.cpu.time`, `k8s.pod.cpu.time`, `process.context_switches`, `hw.energy`); the energy
 //! metrics per workload are ours, named after them.
 
-use wattpipe_pipeline::identity::attr;
+use wattpipe_pipeline::{batch::UsageBatch, identity::attr};
 
 /// What a row of usage is summed up into.
 #[derive(
@@ -140,6 +140,9 @@ pub const HW_ID: &str = "hw.id";
 pub const SERVICE_NAME: &str = "service.name";
 /// Marks the series that holds what found no place below `max_series`, as SDKs do.
 pub const OVERFLOW: &str = "otel.metric.overflow";
+/// Marks a row that a processor made of those it did not keep apart; its value is that
+/// processor's id.
+pub const REST: &str = "wattpipe.rest";
 /// Name of the series of processes that lived less than a window.
 pub const SHORT_LIVED: &str = "short-lived";
 /// Instrumentation scope of all metrics.
@@ -175,3 +178,10 @@ pub const IDENTIFYING: &[&str] = &[
     attr::SYSTEMD_UNIT,
     OVERFLOW,
 ];
+
+/// What the energy per workload rests on; `None` where there is no energy.
+pub fn power_model_name(batch: &UsageBatch) -> Option<&'static str> {
+    let mut zones = batch.zones.iter().filter(|z| z.in_total).peekable();
+    zones.peek()?;
+    Some(if zones.all(|z| &*z.zone.source == "estimate") { "estimate" } else { "wattpipe" })
+}

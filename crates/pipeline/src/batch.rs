@@ -25,6 +25,7 @@ pub enum Batch {
 /// The kind of a batch: what a component says it takes and emits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum BatchKind {
     /// [`Batch::Switches`].
     Switches,

@@ -11,6 +11,7 @@ pub mod batch;
 pub mod chain;
 pub mod exporter;
 pub mod identity;
+pub mod privileges;
 pub mod processor;
 pub mod recording;
 pub mod registry;
@@ -26,5 +27,14 @@ pub use async_trait::async_trait;
 pub use batch::{Batch, BatchKind};
 pub use exporter::{ExportError, Exporter, ExporterComponent};
 pub use processor::{Processor, ProcessorComponent, ProcessorError};
-pub use registry::{BuildContext, Config, ConfigProblem, Registry, Stability};
+pub use registry::{BuildContext, BuildError, Config, ConfigProblem, Registry, Stability};
 pub use source::{Source, SourceComponent, SourceContext, SourceError};
+
+/// What nearly every component names: `use wattpipe_pipeline::prelude::*;`.
+pub mod prelude {
+    pub use crate::{
+        Batch, BatchKind, BuildContext, BuildError, Config, ConfigProblem, ExportError, Exporter,
+        ExporterComponent, Processor, ProcessorComponent, ProcessorError, Source, SourceComponent,
+        SourceContext, SourceError, Stability, async_trait,
+    };
+}

@@ -16,14 +16,24 @@ pub struct ProcessorError(pub String);
 /// look-ups run in the background and `process` reads what they have found.
 pub trait Processor: Send {
     /// Called once before the first batch; background work starts here.
+    ///
+    /// # Errors
+    /// Where what it starts cannot be had. It is logged, and batches come all the same.
     fn start(&mut self) -> Result<(), ProcessorError> {
         Ok(())
     }
 
-    /// Takes a batch and gives what it makes of it, if anything yet.
+    /// Takes a batch and gives what it makes of it, if anything yet. Batches come in the order of
+    /// their windows, from all sources of the pipeline in turn.
+    ///
+    /// # Errors
+    /// Where this batch cannot be used: it is dropped and counted, and the next one is tried.
     fn process(&mut self, batch: Batch) -> Result<Option<Batch>, ProcessorError>;
 
     /// Gives what it still holds, at shutdown or before it is replaced.
+    ///
+    /// # Errors
+    /// Where that cannot be had any more; it is logged.
     fn flush(&mut self) -> Result<Option<Batch>, ProcessorError> {
         Ok(None)
     }
@@ -51,5 +61,8 @@ pub trait ProcessorComponent: Processor + Sized + 'static {
     type Config: Config;
 
     /// Makes it from validated configuration. No I/O here.
+    ///
+    /// # Errors
+    /// What validation could not see. The agent does not start; a reload is refused.
     fn build(config: Self::Config, context: &BuildContext) -> Result<Self, BuildError>;
 }

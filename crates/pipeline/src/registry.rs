@@ -22,6 +22,7 @@ use crate::{
 /// How settled a component is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
+#[non_exhaustive]
 pub enum Stability {
     /// May change without notice.
     Alpha,
@@ -102,9 +103,13 @@ pub struct BuildContext {
     pub replay: bool,
 }
 
-/// Validated configuration of one component, ready to build.
-pub trait Factory<T: ?Sized>: Send + Sync {
+/// Validated configuration of one component, ready to build. Made by [`Entry::parse`] alone: the
+/// trait is sealed, so that methods can be added.
+pub trait Factory<T: ?Sized>: sealed::Sealed + Send + Sync {
     /// Builds it. No I/O.
+    ///
+    /// # Errors
+    /// What the component's own `build` says.
     fn build(&self, context: &BuildContext) -> Result<Box<T>, BuildError>;
     /// The configuration with every default filled in, secrets redacted.
     fn effective(&self) -> serde_json::Value;
@@ -114,10 +119,16 @@ pub trait Factory<T: ?Sized>: Send + Sync {
     fn raw(&self) -> &Value;
 }
 
+mod sealed {
+    /// Keeps [`Factory`](super::Factory) to this module.
+    pub trait Sealed {}
+}
+
 /// A factory, or everything that is wrong with the configuration.
 pub type Parse<T> = Result<Box<dyn Factory<T>>, Vec<ConfigProblem>>;
 
-/// A row of the registry.
+/// A row of the registry, made by its `of`.
+#[non_exhaustive]
 pub struct Entry<T: ?Sized + 'static> {
     /// Type in the configuration.
     pub name: &'static str,
@@ -254,6 +265,8 @@ impl<C: Config, T: ?Sized + 'static> Parsed<C, T> {
     }
 }
 
+impl<C, T: ?Sized> sealed::Sealed for Parsed<C, T> {}
+
 impl<C: Config, T: ?Sized + 'static> Factory<T> for Parsed<C, T> {
     fn build(&self, context: &BuildContext) -> Result<Box<T>, BuildError> {
         (self.build)(self.config.clone(), context)
@@ -308,7 +321,10 @@ impl Registry {
     }
 }
 
-/// Typed configuration from a value (an empty one means defaults), or what is wrong with it.
+/// Typed configuration from a value; an empty one means defaults.
+///
+/// # Errors
+/// All that is wrong with it.
 pub fn parse_config<C: Config>(value: &Value) -> Result<C, Vec<ConfigProblem>> {
     let config = match value {
         Value::Empty(..) => C::default(),

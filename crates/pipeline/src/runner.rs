@@ -1,80 +1,91 @@
-//! What moves batches: one task per source, one thread for all processors, one thread per
-//! exporter, bounded channels between them.
+//! What moves batches: a thread per source, one thread for all processors, a thread per exporter,
+//! bounded queues between them; and what keeps them going: restarts, reloads, draining.
 //!
 //! A live source never waits for an exporter: where an exporter's queue is full its copy of the
 //! batch is dropped and counted, and everybody else goes on. A replayed stream waits instead,
 //! since nothing is lost by being late.
 
-use std::{sync::Arc, thread, time::Duration};
+mod apply;
+mod backoff;
+mod chain_thread;
+mod exporter;
+mod gate;
+mod progress;
+mod shed;
+mod source;
+mod supervise;
+#[cfg(test)]
+mod tests;
 
-use tokio::{
-    runtime::Handle,
-    sync::{mpsc, oneshot},
-};
-use tracing::{debug, error, warn};
+use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
+
+use figment::value::Value;
+use tokio::sync::{mpsc, oneshot};
+
+pub(crate) use gate::Gate;
+pub use progress::{LastWindow, Progress};
 
 use crate::{
-    batch::Batch,
-    exporter::{ExportError, Exporter},
+    batch::{Batch, Window},
+    exporter::Exporter,
+    privileges::Privileges,
     processor::Processor,
-    shutdown::{self, Shutdown},
-    source::{BatchSender, Source, SourceContext, SourceError},
-    telemetry::{Counter, Gauge, Telemetry},
+    registry::BuildError,
+    shutdown::Shutdown,
+    source::{Pace, Source, SourceError},
+    telemetry::Telemetry,
 };
+use chain_thread::{Chain, Change};
+use exporter::ExporterSlot;
+use source::SourceSlot;
 
 /// Batches that may wait between the sources and the chain.
 const CHAIN_QUEUE: usize = 4;
-/// Windows that may wait for one exporter.
-const EXPORT_QUEUE: usize = 16;
 
-/// A source by its id.
-pub struct NamedSource {
+/// Builds a component, as often as it has to be started.
+pub type Make<T> = Arc<dyn Fn() -> Result<Box<T>, BuildError> + Send + Sync>;
+
+/// A component of a graph.
+pub struct Part<T: ?Sized> {
     /// Its id in the configuration.
     pub id: String,
-    /// The source.
-    pub source: Box<dyn Source>,
+    /// Everything it is made from. One that runs with an equal revision is left alone.
+    pub revision: Value,
+    /// Builds it.
+    pub make: Make<T>,
 }
 
-/// A processor by its id.
-pub struct NamedProcessor {
-    /// Its id in the configuration.
-    pub id: String,
-    /// The processor.
-    pub processor: Box<dyn Processor>,
-}
-
-/// An exporter by its id.
-pub struct NamedExporter {
-    /// Its id in the configuration.
-    pub id: String,
-    /// The exporter.
-    pub exporter: Box<dyn Exporter>,
+impl<T: ?Sized> Clone for Part<T> {
+    fn clone(&self) -> Self {
+        Self { id: self.id.clone(), revision: self.revision.clone(), make: self.make.clone() }
+    }
 }
 
 /// One pipeline: which sources feed it, what it does, where it ends.
 pub struct Pipeline {
     /// Its id in the configuration.
     pub id: String,
-    /// Indices into [`Graph::sources`].
-    pub sources: Vec<usize>,
+    /// Ids of [`Graph::sources`].
+    pub sources: Vec<String>,
     /// Its own processors, in order.
-    pub processors: Vec<NamedProcessor>,
-    /// Indices into [`Graph::exporters`].
-    pub exporters: Vec<usize>,
+    pub processors: Vec<Part<dyn Processor>>,
+    /// Ids of [`Graph::exporters`].
+    pub exporters: Vec<String>,
 }
 
-/// Everything that runs. A source or exporter that several pipelines name is here once.
+/// Everything that is to run. A source or exporter that several pipelines name is here once.
+#[derive(Default)]
 pub struct Graph {
     /// All sources.
-    pub sources: Vec<NamedSource>,
+    pub sources: Vec<Part<dyn Source>>,
     /// All pipelines.
     pub pipelines: Vec<Pipeline>,
     /// All exporters.
-    pub exporters: Vec<NamedExporter>,
+    pub exporters: Vec<Part<dyn Exporter>>,
 }
 
 /// How a run ended.
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All input was read, or shutdown was asked for, and everything drained.
     Done,
@@ -82,381 +93,183 @@ pub enum Outcome {
     ReaderGone,
     /// A component failed for good.
     Failed(String),
+    /// A source cannot work on this host or with these rights.
+    Unavailable(String),
+}
+
+/// Why nothing was started.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct StartError(pub String);
+
+/// What a window may take on, as the agent's limits stand.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Limits {
+    /// Rows that leave with it; the rest is folded into one.
+    pub max_rows: Option<usize>,
+    /// Windows that may wait for an exporter.
+    pub max_waiting: Option<usize>,
+}
+
+/// Watches what the agent itself uses. Asked on the chain's thread with each window, so that it
+/// needs no timer.
+pub trait Governor: Send + Sync {
+    /// A window is complete.
+    fn window(&self, window: &Window) -> Limits;
+}
+
+/// What a runner needs besides the graph.
+#[derive(Clone, Default)]
+pub struct Options {
+    /// Where everything counts.
+    pub telemetry: Telemetry,
+    /// How long draining may take.
+    pub shutdown_timeout: Duration,
+    /// What sources and exporters start with.
+    pub privileges: Privileges,
+    /// What live sources stretch their windows by.
+    pub pace: Pace,
+    /// Limits on what the agent itself uses.
+    pub governor: Option<Arc<dyn Governor>>,
 }
 
 /// What travels to the chain's thread.
-#[derive(Debug)]
-pub enum Message {
-    /// A batch of the source with this index.
-    Batch {
-        /// Index into [`Graph::sources`].
-        source: usize,
-        /// The batch.
-        batch: Batch,
-    },
+pub(crate) enum Message {
+    /// A batch of the source with this number.
+    Batch { source: usize, batch: Batch },
+    /// Another layout.
+    Change(Box<Change>),
+    /// Drain and end.
+    Stop,
 }
 
-enum Event {
-    SourceEnded { id: String, result: Result<(), SourceError> },
+/// What the threads tell the runner.
+pub(crate) enum Event {
+    SourceEnded { number: usize, generation: u64, result: Result<(), SourceError> },
     ReaderGone,
-    ExporterFailed { id: String, reason: String },
+    ExporterFailed { id: String, generation: u64, reason: String },
+    ExporterPanicked { id: String, generation: u64, reason: String },
+    ChainEnded(Result<(), String>),
+}
+
+/// A running graph.
+pub struct Runner {
+    options: Options,
+    progress: Arc<Progress>,
+    sources: Vec<SourceSlot>,
+    exporters: BTreeMap<String, ExporterSlot>,
+    /// `(pipeline, processor)` to the revision that the chain has.
+    processors: BTreeMap<(String, String), Value>,
+    chain: mpsc::Sender<Message>,
+    chain_done: oneshot::Receiver<()>,
+    events: mpsc::Receiver<Event>,
+    /// Events that came while something else was awaited.
+    deferred: std::collections::VecDeque<Event>,
+    source_shared: source::Shared,
+    exporter_shared: exporter::Shared,
+    next_number: usize,
+    next_generation: u64,
+    outcome: Option<Outcome>,
+}
+
+impl Runner {
+    /// Starts `graph`: exporters first, then the chain, then the sources.
+    pub async fn start(graph: Graph, options: Options) -> Result<Self, StartError> {
+        let progress = Arc::new(Progress::default());
+        let (events_tx, events) = mpsc::channel(64);
+        let (chain_tx, chain_rx) = mpsc::channel(CHAIN_QUEUE);
+        let (chain_done_tx, chain_done) = oneshot::channel();
+        let chain = Chain::new(
+            options.telemetry.clone(),
+            progress.stage("chain".to_owned()),
+            options.governor.clone(),
+        );
+        let (chain_events, privileges) = (events_tx.clone(), options.privileges.clone());
+        thread::Builder::new()
+            .name("chain".into())
+            .spawn(move || {
+                privileges.lower_inherited();
+                let result = chain.run(chain_rx);
+                let _ = chain_events.blocking_send(Event::ChainEnded(result));
+                let _ = chain_done_tx.send(());
+            })
+            .map_err(|e| StartError(format!("cannot start the chain's thread: {e}")))?;
+        let mut runner = Self {
+            source_shared: source::Shared {
+                telemetry: options.telemetry.clone(),
+                privileges: options.privileges.clone(),
+                pace: options.pace.clone(),
+                chain: chain_tx.clone(),
+                events: events_tx.clone(),
+            },
+            exporter_shared: exporter::Shared {
+                telemetry: options.telemetry.clone(),
+                progress: progress.clone(),
+                privileges: options.privileges.clone(),
+                events: events_tx,
+                timeout: options.shutdown_timeout,
+            },
+            options,
+            progress,
+            sources: Vec::new(),
+            exporters: BTreeMap::new(),
+            processors: BTreeMap::new(),
+            chain: chain_tx,
+            chain_done,
+            events,
+            deferred: Default::default(),
+            next_number: 0,
+            next_generation: 0,
+            outcome: None,
+        };
+        match runner.apply(graph).await {
+            Ok(_) => Ok(runner),
+            Err(reason) => {
+                runner.drain().await;
+                Err(StartError(reason))
+            }
+        }
+    }
+
+    /// What the pipelines achieve.
+    pub fn progress(&self) -> Arc<Progress> {
+        self.progress.clone()
+    }
+
+    /// Whether it ended because a source cannot work here.
+    pub fn is_unavailable(&self) -> bool {
+        matches!(self.outcome, Some(Outcome::Unavailable(_)))
+    }
+
+    /// Waits until each source has had something to send.
+    pub fn working(&self) -> impl Future<Output = ()> + use<> {
+        let gates: Vec<_> = self.sources.iter().filter_map(SourceSlot::gate).collect();
+        async move {
+            for gate in gates {
+                gate.wait_arrived().await;
+            }
+        }
+    }
+
+    /// How long draining may take from now on.
+    pub fn set_shutdown_timeout(&mut self, timeout: Duration) {
+        self.options.shutdown_timeout = timeout;
+        self.exporter_shared.timeout = timeout;
+    }
 }
 
 /// Runs `graph` until its sources end, `shutdown` triggers or a component fails for good, then
-/// drains: sources first, each stage into the next, exporters within `timeout`.
-pub async fn run(
-    graph: Graph,
-    mut shutdown: Shutdown,
-    telemetry: Telemetry,
-    timeout: Duration,
-) -> Outcome {
-    let (events_tx, mut events) = mpsc::channel::<Event>(64);
-    let mut outlets = Vec::new();
-    let mut workers = Vec::new();
-    for named in graph.exporters {
-        match spawn_exporter(named, &telemetry, events_tx.clone(), timeout).await {
-            Ok((outlet, done)) => {
-                outlets.push(outlet);
-                workers.push(done);
-            }
-            Err(reason) => return Outcome::Failed(reason),
-        }
-    }
-
-    let (tx, rx) = mpsc::channel(CHAIN_QUEUE);
-    let chain = Chain {
-        pipelines: graph
-            .pipelines
-            .into_iter()
-            .map(|p| RunningPipeline::new(p, &telemetry))
-            .collect(),
-        outlets,
+/// drains: sources first, each stage into the next, exporters within the timeout.
+pub async fn run(graph: Graph, mut shutdown: Shutdown, options: Options) -> Outcome {
+    let mut runner = match Runner::start(graph, options).await {
+        Ok(runner) => runner,
+        Err(e) => return Outcome::Failed(e.to_string()),
     };
-    let (chain_done_tx, chain_done) = oneshot::channel();
-    if let Err(e) = thread::Builder::new().name("chain".into()).spawn(move || {
-        chain.run(rx);
-        let _ = chain_done_tx.send(());
-    }) {
-        return Outcome::Failed(format!("cannot start the chain's thread: {e}"));
+    tokio::select! {
+        () = shutdown.wait() => {}
+        () = runner.supervise() => {}
     }
-
-    let (stop_sources, source_shutdown) = shutdown::channel();
-    let mut running = graph.sources.len();
-    for (index, named) in graph.sources.into_iter().enumerate() {
-        let context = SourceContext {
-            id: named.id.clone(),
-            out: BatchSender { source: index, tx: tx.clone() },
-            shutdown: source_shutdown.clone(),
-            telemetry: telemetry.clone(),
-        };
-        let events = events_tx.clone();
-        tokio::spawn(async move {
-            // A panic in a source must not look like its quiet end.
-            let task = tokio::spawn(named.source.run(context));
-            let result =
-                task.await.unwrap_or_else(|e| Err(SourceError::failed("the source panicked", e)));
-            let _ = events.send(Event::SourceEnded { id: named.id, result }).await;
-        });
-    }
-    drop(tx);
-    drop(events_tx);
-
-    let mut outcome = Outcome::Done;
-    let mut stopping = false;
-    while running > 0 {
-        tokio::select! {
-            () = shutdown.wait(), if !stopping => {
-                stopping = true;
-                stop_sources.fire();
-            }
-            event = events.recv() => match event {
-                Some(Event::SourceEnded { id, result }) => {
-                    running -= 1;
-                    match result {
-                        Ok(()) => debug!(source = %id, "source ended"),
-                        Err(e) => {
-                            error!(source = %id, "{e}");
-                            outcome = Outcome::Failed(format!("source `{id}`: {}", with_causes(&e)));
-                            stop_sources.fire();
-                        }
-                    }
-                }
-                Some(Event::ReaderGone) => {
-                    if matches!(outcome, Outcome::Done) {
-                        outcome = Outcome::ReaderGone;
-                    }
-                    stop_sources.fire();
-                }
-                Some(Event::ExporterFailed { id, reason }) => {
-                    outcome = Outcome::Failed(format!("exporter `{id}`: {reason}"));
-                    stop_sources.fire();
-                }
-                None => break,
-            },
-        }
-    }
-
-    let drained = async {
-        let _ = chain_done.await;
-        for done in workers {
-            let _ = done.await;
-        }
-    };
-    if tokio::time::timeout(timeout + Duration::from_secs(1), drained).await.is_err() {
-        warn!(timeout = ?timeout, "not everything drained within service::shutdown_timeout; the rest is lost");
-    }
-    while let Ok(event) = events.try_recv() {
-        match event {
-            Event::ReaderGone if matches!(outcome, Outcome::Done) => outcome = Outcome::ReaderGone,
-            Event::ExporterFailed { id, reason } if matches!(outcome, Outcome::Done) => {
-                outcome = Outcome::Failed(format!("exporter `{id}`: {reason}"));
-            }
-            _ => {}
-        }
-    }
-    outcome
-}
-
-fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(c) = cause {
-        text.push_str(": ");
-        text.push_str(&c.to_string());
-        cause = c.source();
-    }
-    text
-}
-
-/// The chain's end of an exporter's queue.
-struct Outlet {
-    id: String,
-    tx: mpsc::Sender<Batch>,
-    refused: Counter,
-    queued: Gauge,
-    full: bool,
-}
-
-impl Outlet {
-    fn send(&mut self, batch: Batch) {
-        let (live, items) = (is_live(&batch), batch.items());
-        if !live {
-            // An exporter that has ended reports that itself.
-            let _ = self.tx.blocking_send(batch);
-            return;
-        }
-        match self.tx.try_send(batch) {
-            Ok(()) => self.full = false,
-            Err(mpsc::error::TrySendError::Full(_)) => {
-                self.refused.add(items);
-                if !std::mem::replace(&mut self.full, true) {
-                    warn!(exporter = %self.id, "the exporter is slower than its input: windows are dropped and counted in wattpipe_exporter_enqueue_failed_points_total");
-                }
-            }
-            Err(mpsc::error::TrySendError::Closed(_)) => self.refused.add(items),
-        }
-        self.queued.set((EXPORT_QUEUE - self.tx.capacity().min(EXPORT_QUEUE)) as f64);
-    }
-}
-
-fn is_live(batch: &Batch) -> bool {
-    match batch {
-        Batch::Switches(b) => b.live,
-        Batch::Usage(b) => b.live,
-    }
-}
-
-async fn spawn_exporter(
-    named: NamedExporter,
-    telemetry: &Telemetry,
-    events: mpsc::Sender<Event>,
-    timeout: Duration,
-) -> Result<(Outlet, oneshot::Receiver<()>), String> {
-    let NamedExporter { id, mut exporter } = named;
-    let (tx, mut rx) = mpsc::channel::<Batch>(EXPORT_QUEUE);
-    let (started_tx, started) = oneshot::channel();
-    let (done_tx, done) = oneshot::channel();
-    let labels: &[(&'static str, &str)] = &[("exporter", id.as_str())];
-    let failed = telemetry.counter(
-        "wattpipe_exporter_send_failed_points_total",
-        "Points that an exporter gave up on.",
-        labels,
-    );
-    let outlet = Outlet {
-        id: id.clone(),
-        tx,
-        refused: telemetry.counter(
-            "wattpipe_exporter_enqueue_failed_points_total",
-            "Points that found an exporter's queue full.",
-            labels,
-        ),
-        queued: telemetry.gauge(
-            "wattpipe_exporter_inbox_size",
-            "Windows that wait for an exporter.",
-            labels,
-        ),
-        full: false,
-    };
-    let runtime = Handle::current();
-    let name = format!("export/{id}");
-    let thread_id = id.clone();
-    thread::Builder::new()
-        .name(name.chars().take(15).collect())
-        .spawn(move || {
-            let id = thread_id;
-            runtime.block_on(async move {
-                let start = exporter.start().await;
-                let ok = start.is_ok();
-                let _ = started_tx.send(start);
-                if !ok {
-                    return;
-                }
-                while let Some(batch) = rx.recv().await {
-                    match exporter.export(batch).await {
-                        Ok(()) => {}
-                        Err(ExportError::Closed) => {
-                            let _ = events.send(Event::ReaderGone).await;
-                            break;
-                        }
-                        Err(ExportError::Failed { what, dropped }) => {
-                            failed.add(dropped);
-                            warn!(exporter = %id, dropped, "{what}");
-                        }
-                        Err(ExportError::Fatal(reason)) => {
-                            let _ =
-                                events.send(Event::ExporterFailed { id: id.clone(), reason }).await;
-                            break;
-                        }
-                    }
-                }
-                rx.close();
-                match exporter.shutdown(timeout).await {
-                    Ok(()) | Err(ExportError::Closed) => {}
-                    Err(e) => warn!(exporter = %id, "while shutting down: {e}"),
-                }
-            });
-            let _ = done_tx.send(());
-        })
-        .map_err(|e| format!("exporter `{id}`: cannot start its thread: {e}"))?;
-    match started.await {
-        Ok(Ok(())) => Ok((outlet, done)),
-        Ok(Err(e)) => Err(format!("exporter `{id}`: {e}")),
-        Err(_) => Err(format!("exporter `{id}`: panicked while starting")),
-    }
-}
-
-struct RunningProcessor {
-    id: String,
-    processor: Box<dyn Processor>,
-    incoming: Counter,
-    outgoing: Counter,
-    failed: Counter,
-}
-
-struct RunningPipeline {
-    sources: Vec<usize>,
-    processors: Vec<RunningProcessor>,
-    exporters: Vec<usize>,
-}
-
-impl RunningPipeline {
-    fn new(pipeline: Pipeline, telemetry: &Telemetry) -> Self {
-        let processors = pipeline
-            .processors
-            .into_iter()
-            .map(|NamedProcessor { id, processor }| {
-                let labels = [("processor", id.as_str()), ("pipeline", pipeline.id.as_str())];
-                RunningProcessor {
-                    incoming: telemetry.counter(
-                        "wattpipe_processor_incoming_items_total",
-                        "Switches or rows that a processor was given.",
-                        &labels,
-                    ),
-                    outgoing: telemetry.counter(
-                        "wattpipe_processor_outgoing_items_total",
-                        "Switches or rows that a processor passed on.",
-                        &labels,
-                    ),
-                    failed: telemetry.counter(
-                        "wattpipe_processor_failed_items_total",
-                        "Switches or rows that a processor could not process.",
-                        &labels,
-                    ),
-                    id,
-                    processor,
-                }
-            })
-            .collect();
-        Self { sources: pipeline.sources, processors, exporters: pipeline.exporters }
-    }
-
-    /// Takes `batch` through the processors from `first` on.
-    fn process(&mut self, first: usize, batch: Batch) -> Option<Batch> {
-        let mut batch = batch;
-        for step in &mut self.processors[first..] {
-            let items = batch.items();
-            step.incoming.add(items);
-            match step.processor.process(batch) {
-                Ok(Some(next)) => {
-                    step.outgoing.add(next.items());
-                    batch = next;
-                }
-                Ok(None) => return None,
-                Err(e) => {
-                    step.failed.add(items);
-                    error!(processor = %step.id, "batch dropped: {e}");
-                    return None;
-                }
-            }
-        }
-        Some(batch)
-    }
-}
-
-/// The state of the chain's thread.
-struct Chain {
-    pipelines: Vec<RunningPipeline>,
-    outlets: Vec<Outlet>,
-}
-
-impl Chain {
-    fn run(mut self, mut rx: mpsc::Receiver<Message>) {
-        for pipeline in &mut self.pipelines {
-            for step in &mut pipeline.processors {
-                if let Err(e) = step.processor.start() {
-                    error!(processor = %step.id, "{e}");
-                }
-            }
-        }
-        while let Some(Message::Batch { source, batch }) = rx.blocking_recv() {
-            for at in 0..self.pipelines.len() {
-                if self.pipelines[at].sources.contains(&source) {
-                    let out = self.pipelines[at].process(0, batch.clone());
-                    self.fan_out(at, out);
-                }
-            }
-        }
-        for at in 0..self.pipelines.len() {
-            for step in 0..self.pipelines[at].processors.len() {
-                let out = match self.pipelines[at].processors[step].processor.flush() {
-                    Ok(Some(batch)) => self.pipelines[at].process(step + 1, batch),
-                    Ok(None) => None,
-                    Err(e) => {
-                        error!(processor = %self.pipelines[at].processors[step].id, "flush: {e}");
-                        None
-                    }
-                };
-                self.fan_out(at, out);
-            }
-        }
-    }
-
-    fn fan_out(&mut self, pipeline: usize, batch: Option<Batch>) {
-        let Some(batch) = batch else { return };
-        for &exporter in &self.pipelines[pipeline].exporters {
-            self.outlets[exporter].send(batch.clone());
-        }
-    }
+    runner.drain().await
 }
 
 /// Hands out the batch inside an `Arc` for changing: free where nobody shares it.

@@ -1,18 +1,25 @@
 //! Sources: where batches come from.
 
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering::Relaxed},
+};
+
 use async_trait::async_trait;
 use tokio::sync::mpsc;
 
 use crate::{
     batch::{Batch, BatchKind},
+    privileges::Privileges,
     registry::{BuildContext, BuildError, Config, Stability},
-    runner::Message,
+    runner::{Gate, Message},
     shutdown::Shutdown,
     telemetry::Telemetry,
 };
 
 /// Why a source ended before it was told to.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum SourceError {
     /// It cannot work on this host or with these rights; starting it again would not help.
     #[error("{what}\n  {remedy}")]
@@ -57,16 +64,28 @@ pub struct Closed;
 pub struct BatchSender {
     pub(crate) source: usize,
     pub(crate) tx: mpsc::Sender<Message>,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) privileges: Privileges,
 }
 
 impl BatchSender {
     /// From async code.
+    ///
+    /// # Errors
+    /// [`Closed`] when the chain has ended: stop.
     pub async fn send(&self, batch: Batch) -> Result<(), Closed> {
+        self.privileges.lower_inherited();
+        self.gate.pass().await?;
         self.tx.send(Message::Batch { source: self.source, batch }).await.map_err(|_| Closed)
     }
 
     /// From a plain thread.
+    ///
+    /// # Errors
+    /// [`Closed`] when the chain has ended: stop.
     pub fn blocking_send(&self, batch: Batch) -> Result<(), Closed> {
+        self.privileges.lower_inherited();
+        self.gate.pass_blocking()?;
         self.tx.blocking_send(Message::Batch { source: self.source, batch }).map_err(|_| Closed)
     }
 }
@@ -82,6 +101,34 @@ pub struct SourceContext {
     pub shutdown: Shutdown,
     /// Where it counts.
     pub telemetry: Telemetry,
+    /// To be raised around what needs them later than `run`'s first wait (a counter reopened
+    /// after hotplug); up to there they are raised already, on the threads it starts too.
+    pub privileges: Privileges,
+    /// By how much windows are to be longer than configured.
+    pub pace: Pace,
+}
+
+/// A factor that live sources apply to their window: above 1 while the agent uses more CPU than
+/// `service::cpu_limit`. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Pace(Arc<AtomicU32>);
+
+impl Default for Pace {
+    fn default() -> Self {
+        Self(Arc::new(AtomicU32::new(1)))
+    }
+}
+
+impl Pace {
+    /// The factor now; to be asked at each edge.
+    pub fn factor(&self) -> u32 {
+        self.0.load(Relaxed).max(1)
+    }
+
+    /// Sets it.
+    pub fn set(&self, factor: u32) {
+        self.0.store(factor.max(1), Relaxed);
+    }
 }
 
 /// A source of batches.
@@ -93,6 +140,9 @@ pub struct SourceContext {
 #[async_trait]
 pub trait Source: Send {
     /// Runs to the end of the input or to shutdown.
+    ///
+    /// # Errors
+    /// See [`SourceError`]; anything else than the end of the input or of the agent is one.
     async fn run(self: Box<Self>, context: SourceContext) -> Result<(), SourceError>;
 }
 
@@ -110,5 +160,8 @@ pub trait SourceComponent: Source + Sized + 'static {
     type Config: Config;
 
     /// Makes it from validated configuration. No I/O here.
+    ///
+    /// # Errors
+    /// What validation could not see. The agent does not start; a reload is refused.
     fn build(config: Self::Config, context: &BuildContext) -> Result<Self, BuildError>;
 }

@@ -12,10 +12,11 @@ use crate::{
         SwitchBatch, Topology, UsageBatch, Zone,
     },
     identity::Process,
+    privileges::Privileges,
     processor::{Processor, ProcessorError},
-    runner::Message,
+    runner::{Gate, Message},
     shutdown::{self, Trigger},
-    source::{BatchSender, SourceContext},
+    source::{BatchSender, Pace, SourceContext},
     telemetry::Telemetry,
     units::{Cpu, Nanos, Package, Tgid},
 };
@@ -38,7 +39,12 @@ pub struct BatchReceiver(mpsc::Receiver<Message>);
 impl BatchReceiver {
     /// The next; `None` once the source is gone.
     pub async fn recv(&mut self) -> Option<Batch> {
-        self.0.recv().await.map(|Message::Batch { batch, .. }| batch)
+        loop {
+            match self.0.recv().await? {
+                Message::Batch { batch, .. } => return Some(batch),
+                _ => continue,
+            }
+        }
     }
 }
 
@@ -48,9 +54,16 @@ pub fn source_harness(id: &str, queue: usize) -> SourceHarness {
     let (trigger, shutdown) = shutdown::channel();
     let context = SourceContext {
         id: id.to_owned(),
-        out: BatchSender { source: 0, tx },
+        out: BatchSender {
+            source: 0,
+            tx,
+            gate: Arc::new(Gate::open_from_start()),
+            privileges: Privileges::default(),
+        },
         shutdown,
         telemetry: Telemetry::default(),
+        privileges: Privileges::default(),
+        pace: Pace::default(),
     };
     SourceHarness { context, batches: BatchReceiver(rx), trigger }
 }
@@ -155,6 +168,9 @@ impl SwitchesBuilder {
 }
 
 /// Runs batches through processors in order and returns the usage that comes out, flushes included.
+///
+/// # Errors
+/// The first error of a processor.
 pub fn run_chain(
     processors: &mut [Box<dyn Processor>],
     batches: impl IntoIterator<Item = Batch>,

@@ -74,6 +74,12 @@ pub struct Package(pub u32);
 #[serde(transparent)]
 pub struct CgroupId(pub u64);
 
+impl Tgid {
+    /// Nobody that is known: as the `next` of a switch it says that the CPU's time belongs to no
+    /// process from there on (stolen by the hypervisor, or taken by interrupts).
+    pub const NOBODY: Tgid = Tgid(u32::MAX);
+}
+
 impl fmt::Display for Tgid {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)

@@ -3,7 +3,12 @@
 //! Ids (inodes) are per hierarchy, so everybody must mean the same one: the probe reads a task's
 //! id in it, [`tree`] resolves that id, and `/proc/<pid>/cgroup` has one line for it.
 
-use std::{fs, path::PathBuf};
+use std::{
+    collections::HashMap,
+    fs,
+    path::PathBuf,
+    sync::{Mutex, PoisonError},
+};
 
 use wattpipe_pipeline::registry::HostRoots;
 
@@ -38,9 +43,24 @@ const V1: [(&str, &[&str]); 3] = [
     ("name=systemd", &["systemd"]),
 ];
 
-/// Finds the hierarchy in use below `host.cgroupfs`: v2 where it is populated, else the v1 tree of
+/// The hierarchy in use below `host.cgroupfs`: v2 where it is populated, else the v1 tree of
 /// `cpuacct`, `memory` or `name=systemd`. `None` where there is no cgroup file system.
+///
+/// The first answer stays: a container that starts meanwhile may populate the v2 tree, and the
+/// probe, the paths and `/proc` must go on meaning the same one.
 pub fn hierarchy(host: &HostRoots) -> Option<Hierarchy> {
+    static FOUND: Mutex<Option<HashMap<PathBuf, Hierarchy>>> = Mutex::new(None);
+    let mut found = FOUND.lock().unwrap_or_else(PoisonError::into_inner);
+    let known = found.get_or_insert_default();
+    if let Some(hierarchy) = known.get(&host.cgroupfs) {
+        return Some(hierarchy.clone());
+    }
+    let hierarchy = find(host)?;
+    known.insert(host.cgroupfs.clone(), hierarchy.clone());
+    Some(hierarchy)
+}
+
+fn find(host: &HostRoots) -> Option<Hierarchy> {
     let root = &host.cgroupfs;
     let v2 = |mount: PathBuf| Hierarchy { mount, version: Version::V2, name: "unified" };
     if root.join("cgroup.controllers").is_file() {
@@ -116,7 +136,7 @@ mod tests {
         for (file, text) in files {
             write(dir.path(), file, text);
         }
-        let got = hierarchy(&host(dir.path()));
+        let got = find(&host(dir.path()));
         let got = got
             .as_ref()
             .map(|h| (h.mount.strip_prefix(dir.path()).unwrap().to_str().unwrap(), h.name));
@@ -145,6 +165,18 @@ mod tests {
         check(&[("systemd/cgroup.procs", "")], Some(("systemd", "name=systemd")));
         check(&[("unified/cgroup.controllers", "")], Some(("unified", "unified")));
         check(&[], None);
+    }
+
+    #[test]
+    fn the_first_answer_stays() {
+        let dir = tempfile::tempdir().unwrap();
+        let host = host(dir.path());
+        assert_eq!(hierarchy(&host), None);
+        write(dir.path(), "memory/cgroup.procs", "");
+        let first = hierarchy(&host);
+        assert_eq!(first.as_ref().map(|h| h.name), Some("memory"));
+        write(dir.path(), "unified/a/cgroup.events", "populated 1\n");
+        assert_eq!(hierarchy(&host), first);
     }
 
     #[test]

@@ -11,5 +11,8 @@ pub mod replay;
 use wattpipe_pipeline::registry::SourceEntry;
 
 /// Every source of this crate.
-pub const SOURCES: &[SourceEntry] =
-    &[SourceEntry::of::<ebpf::Ebpf>(), SourceEntry::of::<replay::Replay>()];
+pub const SOURCES: &[SourceEntry] = &[
+    SourceEntry::of::<ebpf::Ebpf>(),
+    SourceEntry::of::<procfs::Procfs>(),
+    SourceEntry::of::<replay::Replay>(),
+];

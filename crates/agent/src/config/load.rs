@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::PathBuf,
+    sync::Arc,
 };
 
 use figment::value::{Dict, Empty, Tag, Value};
@@ -55,7 +56,7 @@ pub struct Component<T: ?Sized + 'static> {
     /// Its row.
     pub entry: Entry<T>,
     /// Its validated configuration.
-    pub factory: Box<dyn Factory<T>>,
+    pub factory: Arc<dyn Factory<T>>,
 }
 
 /// Components by id.
@@ -91,36 +92,48 @@ pub struct Report {
 
 /// Loads `input`. Without errors there is a configuration.
 pub fn load(input: &Input, registry: &Registry, env: Env<'_>) -> (Option<Loaded>, Report) {
-    let mut sources = SourceSet::default();
-    let mut report = Report::default();
+    let mut errors = Vec::new();
     let mut texts = Vec::new();
-    if input.files.is_empty() {
+    if input.is_embedded() {
         texts.push(("embedded default".to_owned(), EMBEDDED.to_owned()));
     }
     for file in &input.files {
         match read_file(file) {
             Ok(text) => texts.push((file.display().to_string(), text)),
-            Err(e) => report.errors.push(format!("error: {e}\n")),
+            Err(e) => errors.push(format!("error: {e}\n")),
         }
     }
-    let mut loader = Loader {
-        registry,
-        layers: Layers::default(),
-        found: Vec::new(),
-        partial: !report.errors.is_empty(),
-    };
+    let (loaded, mut report) = load_texts(texts, &input.sets, !errors.is_empty(), registry, env);
+    errors.append(&mut report.errors);
+    report.errors = errors;
+    let loaded = loaded.filter(|_| report.errors.is_empty());
+    (loaded.map(|l| Loaded { embedded: input.is_embedded(), ..l }), report)
+}
+
+/// Loads texts (name and content) instead of files, `sets` on top. `partial` says that more texts
+/// should have been there.
+pub fn load_texts(
+    texts: Vec<(String, String)>,
+    sets: &[String],
+    partial: bool,
+    registry: &Registry,
+    env: Env<'_>,
+) -> (Option<Loaded>, Report) {
+    let mut sources = SourceSet::default();
+    let mut report = Report::default();
+    let mut loader = Loader { registry, layers: Layers::default(), found: Vec::new(), partial };
     for (name, text) in texts {
         let source = sources.add(name, text);
         let parsed = yaml::parse(source, sources.text(source));
         loader.partial |= parsed.broken;
         loader.add(parsed.root, parsed.diagnostics, env);
     }
-    for set in &input.sets {
+    for set in sets {
         let mut found = Vec::new();
         let node = layers::parse_set(set, &mut sources, &mut found);
         loader.add(node, found, env);
     }
-    let loaded = loader.typed(input.is_embedded());
+    let loaded = loader.typed();
     let mut found = loader.found;
     found.sort_by_key(|d| d.span.map(|s| (s.source, s.line, s.column)));
     found.dedup();
@@ -181,7 +194,7 @@ impl Loader<'_> {
         self.layers.push(root);
     }
 
-    fn typed(&mut self, embedded: bool) -> Option<Loaded> {
+    fn typed(&mut self) -> Option<Loaded> {
         let mut found = Vec::new();
         self.layers.warn_erased(&mut found);
         self.found.append(&mut found);
@@ -233,7 +246,7 @@ impl Loader<'_> {
             processors,
             exporters,
             extensions,
-            embedded,
+            embedded: false,
         })
     }
 
@@ -257,6 +270,7 @@ impl Loader<'_> {
             match entries.iter().find(|e| e.answers_to(kind)) {
                 Some(entry) => {
                     if let Some(factory) = self.parse(value, path, entry.schema, entry.parse) {
+                        let factory = Arc::from(factory);
                         components.insert(id, Component { entry: *entry, factory });
                     }
                 }

@@ -1,7 +1,7 @@
 //! Configuration: text becomes a validated [`Loaded`] exactly once, and what is wrong with it is
 //! told with its place. Read in flow order: [`source`] (texts), [`yaml`] and [`node`] (trees with
 //! places), [`expand`] (`${env:}`), [`layers`] (files and `--set` merged), [`typed`] (each part
-//! parsed, all its problems), [`load`] (the whole), [`pipelines`] (references and kinds),
+//! parsed, all its problems), [`mod@load`] (the whole), [`pipelines`] (references and kinds),
 //! [`diagnostic`] (the messages).
 
 pub mod diagnostic;
@@ -16,4 +16,4 @@ pub mod source;
 pub mod typed;
 pub mod yaml;
 
-pub use load::{Component, Components, Input, Loaded, Report, load};
+pub use load::{Component, Components, Input, Loaded, Report, load, load_texts};

@@ -9,6 +9,11 @@ use wattpipe_pipeline::{
     units::{ConfigDuration, ConfigSize},
 };
 
+use crate::{
+    otlp::config::{MAX_REQUEST_SIZE, MAX_SERIES, Temporality, check_series, default_levels},
+    semconv::Level,
+};
+
 /// What the file holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -16,6 +21,12 @@ pub enum Format {
     /// One JSON object a line: windows, zones, usage.
     #[default]
     Jsonl,
+    /// One observation a line, with fixed columns and one header.
+    Csv,
+    /// One OTLP `ExportMetricsServiceRequest` as JSON a line, the Collector's file format.
+    OtlpJson,
+    /// The raw records of a source, for `replay`.
+    Recording,
 }
 
 /// How it is compressed.
@@ -69,6 +80,14 @@ pub struct FileConfig {
     pub rotation: Option<RotationConfig>,
     /// Make the directory of `path` where it is missing.
     pub create_directory: bool,
+    /// `otlp_json`: `cumulative` or `delta`.
+    pub temporality: Temporality,
+    /// `otlp_json`: levels that have series.
+    pub levels: Vec<Level>,
+    /// `otlp_json`: workloads per level that have series of their own.
+    pub max_series: usize,
+    /// `otlp_json`: copy resource attributes onto the points.
+    pub resource_to_telemetry_conversion: bool,
     /// What waits in memory while the disk takes nothing; beyond it the oldest is dropped, and
     /// counted.
     pub max_buffer: ConfigSize,
@@ -84,6 +103,10 @@ impl Default for FileConfig {
             flush_interval: ConfigDuration::from_secs(1),
             rotation: None,
             create_directory: false,
+            temporality: Temporality::Cumulative,
+            levels: default_levels(),
+            max_series: MAX_SERIES,
+            resource_to_telemetry_conversion: false,
             max_buffer: ConfigSize::mib(16),
         }
     }
@@ -98,6 +121,15 @@ impl Config for FileConfig {
         if self.flush_interval.0.is_zero() {
             problems.push(ConfigProblem::at("flush_interval", "must be greater than 0"));
         }
+        if self.format == Format::Recording && self.append {
+            let why = "a recording cannot go on after another: the time between them is unknown";
+            problems.push(ConfigProblem::at("append", why));
+        }
+        if self.format == Format::Recording && self.rotation.is_some() {
+            let why = "a recording is one stream: its parts could not be replayed";
+            problems.push(ConfigProblem::at("rotation", why));
+        }
+        check_series(&mut problems, &self.levels, self.max_series, MAX_REQUEST_SIZE);
         if let Some(rotation) = &self.rotation
             && rotation.max_megabytes == 0
         {

@@ -4,7 +4,7 @@
 //! exporters:
 //!   file:
 //!     path: out.jsonl
-//!     format: jsonl          # one JSON object a line
+//!     format: jsonl          # jsonl | csv | otlp_json | recording
 //!     append: false          # true: go on after what is there
 //!     compression: none      # none | zstd
 //!     flush_interval: 1s
@@ -18,6 +18,8 @@
 //! counted, and writing goes on as soon as it can.
 
 pub mod config;
+mod csv;
+mod encode;
 mod rotation;
 mod sink;
 mod tail;
@@ -29,17 +31,20 @@ use std::{
 
 use tokio::task::JoinHandle;
 use wattpipe_pipeline::{
-    BuildContext, ExportError, Exporter, ExporterComponent, Stability, async_trait, batch::Batch,
+    BuildContext, ExportError, Exporter, ExporterComponent, Stability, async_trait,
+    batch::{Batch, BatchKind},
     registry::BuildError,
 };
 
-use crate::{counters::Counters, records};
+use crate::counters::Counters;
 pub use config::{Compression, FileConfig, Format, RotationConfig};
+use encode::Encoder;
 use sink::Sink;
 
 /// See the module's documentation.
 pub struct FileExporter {
     config: FileConfig,
+    encoder: Encoder,
     sink: Arc<Mutex<Sink>>,
     flusher: Option<JoinHandle<()>>,
 }
@@ -48,25 +53,21 @@ impl ExporterComponent for FileExporter {
     const NAME: &'static str = "file";
     const DOC: &'static str = "Writes each window to a file, with rotation and compression.";
     const STABILITY: Stability = Stability::Beta;
+    const TAKES: &'static [BatchKind] = &[BatchKind::Usage, BatchKind::Switches];
     type Config = FileConfig;
 
-    fn build(config: FileConfig, context: &BuildContext) -> Result<Self, BuildError> {
-        let sink = Sink::new(config.clone(), context.id.clone(), Counters::new(context));
-        Ok(Self { config, sink: Arc::new(Mutex::new(sink)), flusher: None })
-    }
-}
-
-impl FileExporter {
-    fn encode(&self, batch: &Batch, out: &mut Vec<u8>) -> Result<u64, ExportError> {
-        match (self.config.format, batch) {
-            (Format::Jsonl, Batch::Usage(usage)) => records::write_lines(usage, out)
-                .map(|_| usage.rows.len() as u64)
-                .map_err(|e| ExportError::Failed {
-                    what: format!("a record could not be written as JSON: {e}"),
-                    dropped: usage.rows.len() as u64,
-                }),
-            (_, Batch::Switches(_)) => Ok(0),
+    fn takes(config: &FileConfig) -> &'static [BatchKind] {
+        match config.format {
+            Format::Recording => &[BatchKind::Switches],
+            _ => &[BatchKind::Usage],
         }
+    }
+
+    fn build(config: FileConfig, context: &BuildContext) -> Result<Self, BuildError> {
+        let encoder = Encoder::new(&config, context);
+        let (id, counters) = (context.id.clone(), Counters::new(context));
+        let sink = Sink::new(config.clone(), id, counters, encoder.header());
+        Ok(Self { config, encoder, sink: Arc::new(Mutex::new(sink)), flusher: None })
     }
 }
 
@@ -92,7 +93,7 @@ impl Exporter for FileExporter {
 
     async fn export(&mut self, batch: Batch) -> Result<(), ExportError> {
         let mut bytes = Vec::new();
-        let points = self.encode(&batch, &mut bytes)?;
+        let points = self.encoder.encode(&batch, &mut bytes)?;
         let mut sink = lock(&self.sink);
         sink.push(bytes, points);
         sink.flush_if_due();

@@ -66,12 +66,12 @@ pub(super) struct Sink {
 }
 
 impl Sink {
-    pub(super) fn new(config: FileConfig, id: String, counters: Counters) -> Self {
+    pub(super) fn new(config: FileConfig, id: String, counters: Counters, header: Vec<u8>) -> Self {
         Self {
             config,
             id,
             counters,
-            header: Vec::new(),
+            header,
             opened: None,
             pending: VecDeque::new(),
             pending_bytes: 0,

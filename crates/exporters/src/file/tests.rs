@@ -140,3 +140,51 @@ async fn a_missing_directory_fails_the_start_or_is_made() {
     run(FileConfig { create_directory: true, ..config(&path) }, 1).await;
     check_lines(&path, 2);
 }
+
+#[tokio::test]
+async fn csv_has_one_header_even_after_appending() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("out.csv");
+    let csv = FileConfig { format: Format::Csv, append: true, ..config(&path) };
+    run(csv.clone(), 1).await;
+    run(csv, 1).await;
+    let text = fs::read_to_string(&path).unwrap();
+    assert_eq!(text.lines().filter(|l| l.starts_with("start,end")).count(), 1);
+    assert_eq!(text.lines().count(), 1 + 2 * 7);
+}
+
+#[tokio::test]
+async fn otlp_json_is_one_request_a_line() {
+    use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("out.json");
+    let counters = run(FileConfig { format: Format::OtlpJson, ..config(&path) }, 3).await;
+    assert_eq!(counters.sent.get(), 6);
+    let text = fs::read_to_string(&path).unwrap();
+    let requests: Vec<ExportMetricsServiceRequest> =
+        text.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
+    assert_eq!(requests.len(), 3);
+    // As the specification has JSON: names in lower camel case, 64-bit integers as text.
+    assert!(text.contains(r#""startTimeUnixNano":"1790000000000000000""#), "{text}");
+    assert!(text.contains(r#""asInt":"1""#) && text.contains(r#""aggregationTemporality":2"#));
+}
+
+#[tokio::test]
+async fn a_recording_holds_what_the_source_sent() {
+    use wattpipe_pipeline::testing::SwitchesBuilder;
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rec.jsonl");
+    let recording = FileConfig { format: Format::Recording, ..config(&path) };
+    assert_eq!(FileExporter::takes(&recording), [BatchKind::Switches]);
+    let (mut exporter, _) = build(recording);
+    exporter.start().await.unwrap();
+    let batch = SwitchesBuilder::new().topology(1).switch(100, 0, 0, 7).tick(200, 0, 7).edge(200);
+    exporter.export(batch).await.unwrap();
+    exporter.shutdown(Duration::from_secs(1)).await.unwrap();
+    let text = fs::read_to_string(&path).unwrap();
+    let types: Vec<String> = text
+        .lines()
+        .map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap()["type"].to_string())
+        .collect();
+    assert_eq!(types, ["\"topology\"", "\"switch\"", "\"tick\"", "\"window\""]);
+}

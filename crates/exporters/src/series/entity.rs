@@ -50,9 +50,11 @@ pub(super) fn process_key(row: &UsageRow) -> Option<(Tgid, Option<Nanos>)> {
     row.process.as_ref().map(|p| (p.pid, p.start_time))
 }
 
-/// Whether a row is what is left of others after a merge: it names no workload of any kind.
+/// Whether a row holds what `top` did not keep apart: workloads that may have had rows of their own
+/// in other windows. (What `aggregate` leaves over is the same workloads every time.)
 pub(super) fn is_rest(row: &UsageRow) -> bool {
-    row.process.is_none() && row.attributes.iter().all(|(key, _)| key.starts_with("host."))
+    let by = row.attributes.get_str(semconv::REST);
+    by.is_some_and(|id| id.split('/').next() == Some("top"))
 }
 
 /// Energy of one workload in one zone, in joules.
@@ -127,6 +129,11 @@ impl Entity {
         self.switches = 0;
         self.energy.clear();
         self.ended = None;
+    }
+
+    /// Made by `aggregate`: nothing but all its attributes together tells it from others.
+    pub fn is_group(&self) -> bool {
+        matches!(self.key, Key::Group(_))
     }
 
     pub(super) fn add(&mut self, row: &UsageRow, zones: &[usize]) {

@@ -19,6 +19,8 @@ const SILENCE_NS: u64 = 900_000_000_000;
 /// A container or pod whose known processes have all ended may yet go on (one of them may have
 /// slept all along): its series is kept this long.
 const GROUP_LINGER_NS: u64 = 300_000_000_000;
+/// An ended process may have rows in this many more windows.
+const LAST_WINDOWS: u64 = 2;
 /// Zones are hardware; this many is a fault.
 const MAX_ZONES: usize = 1024;
 
@@ -181,9 +183,10 @@ impl SeriesState {
         let shared = matches!(entity.key, Key::ShortLived | Key::Overflow(_));
         let exited = row.state == State::Exited;
         if entity.level == Level::Process && !shared {
-            // It was renamed, or a pid without a known start was used again.
-            if !same_attributes(entity, row) || (entity.ended.is_some() && entity.touched != window)
-            {
+            // It was renamed, or a pid without a known start was used again. (A process may well
+            // have rows after its exit: its last threads still leave their CPUs.)
+            let reused = entity.ended.is_some() && !exited;
+            if !same_attributes(entity, row) || reused {
                 entity.attributes = attributes_at(entity.level, row);
                 entity.restart(start);
             }
@@ -340,8 +343,11 @@ impl SeriesState {
         let (now, linger) = (self.now, self.config.linger_ns);
         for level in LEVELS {
             let linger = if level == Level::Process { linger } else { linger.max(GROUP_LINGER_NS) };
+            let window = self.window;
             let gone = self.remove_where(|e| {
-                e.level == level && e.ended.is_some_and(|end| now.saturating_sub(end) > linger)
+                e.level == level
+                    && e.ended.is_some_and(|end| now.saturating_sub(end) > linger)
+                    && window.saturating_sub(e.touched) > LAST_WINDOWS
             });
             // An ended process never returns; a container that does must not overlap itself.
             if gone && level != Level::Process {

@@ -69,6 +69,35 @@ fn a_series_starts_at_the_later_of_first_edge_and_birth_and_ends_with_a_last_poi
 }
 
 #[test]
+fn an_ended_process_may_still_leave_its_cpus() {
+    let mut s = state(&[Level::Process], 10);
+    step(&mut s, &second(0).process(1, "a", 0, S / 2).build());
+    let exit = |n| second(n).process(1, "a", 0, S / 8).exited().build();
+    assert_eq!(step(&mut s, &exit(1)), lines(&[("a", 0.0, 0.625, true)]));
+    assert_eq!(step(&mut s, &exit(2)), lines(&[("a", 0.0, 0.75, true)]));
+    for n in 3..6 {
+        assert_eq!(step(&mut s, &second(n).build()), lines(&[]));
+    }
+    assert_eq!(s.entities().count(), 0);
+}
+
+#[test]
+fn aggregated_rows_are_series_by_their_attributes() {
+    let mut s = state(&[Level::Process, Level::Container], 10);
+    let by = |n, key: &'static str, value: &'static str| {
+        let mut b = second(n).process(1, "a", 0, S / 2).build();
+        b.rows[0].process = None;
+        b.rows[0].attributes = std::sync::Arc::new([(key, value)].into_iter().collect());
+        b
+    };
+    assert_eq!(step(&mut s, &by(0, attr::PROCESS_OWNER, "root")), lines(&[("?", 0.0, 0.5, false)]));
+    assert_eq!(step(&mut s, &by(1, attr::CONTAINER_ID, "c")), lines(&[("c", 0.0, 0.5, false)]));
+    let rest = step(&mut s, &by(2, crate::semconv::REST, "aggregate/x"));
+    assert_eq!(rest, lines(&[("?", 0.0, 0.5, false)]));
+    assert_eq!(s.entities().count(), 3);
+}
+
+#[test]
 fn silent_series_are_given_out_now_and_then() {
     let mut s = state(&[Level::Process], 10);
     step(&mut s, &second(0).process(1, "a", 0, S).build());
@@ -151,7 +180,8 @@ fn what_leaves_and_returns_starts_anew() {
     let merged = |n: u64, name: &'static str, pid: u32| {
         let mut b = second(n).process(pid, name, 0, S / 4).process(9, "x", 0, S / 8).build();
         b.rows[1].process = None;
-        b.rows[1].attributes = Default::default();
+        b.rows[1].attributes =
+            std::sync::Arc::new([(crate::semconv::REST, "top")].into_iter().collect());
         b
     };
     let mut s = state(&[Level::Process], 10);

@@ -28,7 +28,11 @@ pub mod cache;
 pub mod cgroup_path;
 pub mod config;
 pub mod facts;
+mod http;
 pub mod knowledge;
+mod kubernetes;
+mod lookups;
+pub mod runtimes;
 pub mod worker;
 
 #[cfg(test)]

@@ -300,3 +300,78 @@ fn merged_rows_stay_as_they_are() {
     let got = rig.row(&merged, true);
     assert!(Arc::ptr_eq(&got, &merged.attributes));
 }
+
+/// A runtime that knows one container.
+fn fake_docker(socket: std::path::PathBuf) -> tokio::runtime::Runtime {
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let listener = runtime.block_on(async { tokio::net::UnixListener::bind(socket) }).unwrap();
+    let body = r#"{"Name":"/web","Config":{"Image":"nginx:1.29","Labels":{"io.kubernetes.pod.name":"web-1"}}}"#;
+    let path = format!("/containers/{ID}/json");
+    let app = axum::Router::new().route(&path, axum::routing::get(move || async move { body }));
+    runtime.spawn(async move { axum::serve(listener, app).await });
+    runtime
+}
+
+#[test]
+fn the_runtime_names_the_container() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("docker.sock");
+    let _runtime = fake_docker(socket.clone());
+    let config =
+        AttributionConfig { containers: config::Sockets::List(vec![socket]), ..Default::default() };
+    let mut rig = Rig::new(config, false);
+    // The name is asked for when the directory appears, before any row.
+    let cgroup = rig.cgroup(&format!("docker/{ID}"));
+    let start = Instant::now();
+    while rig.attribution.knowledge.container(ID).is_none() {
+        assert!(start.elapsed() < Duration::from_secs(10), "no answer");
+        thread::sleep(Duration::from_millis(5));
+    }
+    let got = rig.row(&row(&process(7, cgroup), State::Exited), true);
+    check(&got, attr::CONTAINER_NAME, Some("web"));
+    check(&got, attr::CONTAINER_IMAGE_NAME, Some("nginx:1.29"));
+    check(&got, attr::K8S_POD_NAME, Some("web-1"));
+    // A recording with the same path has none of it.
+    let path = CgroupRef::Path(format!("/docker/{ID}").into());
+    let got = rig.row(&row(&process(7, path), State::Running), false);
+    check(&got, attr::CONTAINER_NAME, None);
+}
+
+#[test]
+fn kubernetes_completes_pods_and_containers() {
+    let knowledge = Knowledge::new(&Telemetry::default());
+    let uid = "6be1679f-6ae2-8652-eb6f-a7cd62de963a";
+    let path = format!("/kubepods/burstable/pod{uid}/{ID}");
+    let cgroup = CgroupRef::Path(path.as_str().into());
+    let facts = facts::GroupFacts::of(&cgroup, Some(&knowledge));
+    let missing = facts.missing.unwrap();
+    assert_eq!((missing.container.as_deref(), missing.pod.as_deref()), (Some(ID), Some(uid)));
+
+    let pod = knowledge::PodMeta {
+        name: "web-1".into(),
+        namespace: "shop".into(),
+        extra: vec![("k8s.pod.label.app".into(), "web".into())],
+        containers: [(ID.to_owned(), ("nginx".to_owned(), Some("nginx:1".to_owned())))].into(),
+    };
+    knowledge.add_pods([(uid.to_owned(), Arc::new(pod))]);
+    let facts = facts::GroupFacts::of(&cgroup, Some(&knowledge));
+    let set = facts::complete(
+        &AttributeSet::new(),
+        &process(7, cgroup),
+        None,
+        Some(&facts),
+        &Default::default(),
+    );
+    for (key, value) in [
+        (attr::K8S_POD_UID, uid),
+        (attr::K8S_POD_NAME, "web-1"),
+        (attr::K8S_NAMESPACE_NAME, "shop"),
+        (attr::K8S_CONTAINER_NAME, "nginx"),
+        (attr::CONTAINER_IMAGE_NAME, "nginx:1"),
+        (attr::CONTAINER_ID, ID),
+        ("k8s.pod.label.app", "web"),
+    ] {
+        check(&set, key, Some(value));
+    }
+}

@@ -105,6 +105,9 @@ impl Slots {
 
     #[cold]
     fn at_slow(&mut self, tgid: Tgid, ts: Nanos, value: u32) -> SlotId {
+        if tgid == Tgid::NOBODY {
+            return UNKNOWN;
+        }
         if value & BY_TIME != 0 {
             let lives = self.later.get(&tgid).map_or(&[][..], Vec::as_slice);
             if let Some(&(_, slot)) = lives.iter().rev().find(|(from, _)| *from <= ts) {

@@ -133,6 +133,11 @@ impl Btf {
         self.named(name, &[kind::TYPEDEF]).next().is_some()
     }
 
+    /// Whether there is a structure of this name.
+    pub(crate) fn has_structure(&self, name: &str) -> bool {
+        self.named(name, &[kind::STRUCT]).next().is_some()
+    }
+
     /// Ids of the types of that name and one of these kinds.
     fn named<'a>(&'a self, name: &'a str, kinds: &'a [u32]) -> impl Iterator<Item = u32> + 'a {
         (1..self.types.len()).filter_map(move |id| {

@@ -1,4 +1,5 @@
-//! Cgroups: which hierarchy tells what a process belongs to, and the path behind a cgroup's id.
+//! The path behind the cgroup id of a life-cycle record, while the cgroup is there. Of one that has
+//! gone already the id is handed on; `attribution` watches the tree and may know it.
 
 use std::{
     collections::HashMap,
@@ -11,7 +12,7 @@ use std::{
     sync::Arc,
 };
 
-use wattpipe_pipeline::{identity::CgroupRef, registry::HostRoots, units::CgroupId};
+use wattpipe_pipeline::{identity::CgroupRef, units::CgroupId};
 
 use super::offsets::Hierarchy;
 
@@ -20,86 +21,19 @@ const MAX_PATHS: usize = 16_384;
 /// Directories looked at for one id, where the kernel does not open cgroups by id.
 const MAX_WALK: usize = 65_536;
 
-/// A mounted cgroup hierarchy.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct Mount {
-    /// Where.
-    point: PathBuf,
-    /// The unified one.
-    unified: bool,
-    /// Super block options: the controllers of a v1 hierarchy, or `name=…`.
-    options: Vec<String>,
-}
-
-/// The hierarchy in use, and where it is mounted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct InUse {
-    pub(crate) hierarchy: Hierarchy,
-    pub(crate) mount: Option<PathBuf>,
-}
-
-/// Chooses: the unified hierarchy when it is populated or the only one, else that of `cpuacct`,
-/// `memory`, `name=systemd`.
-pub(crate) fn in_use(host: &HostRoots) -> InUse {
-    let mounts = fs::read_to_string("/proc/self/mountinfo")
-        .map(|text| parse_mounts(&text, &host.cgroupfs))
-        .unwrap_or_default();
-    let own = fs::read_to_string(host.procfs.join("self/cgroup")).unwrap_or_default();
-    choose(&mounts, &own, populated)
-}
-
-fn choose(mounts: &[Mount], own: &str, populated: impl Fn(&Path) -> bool) -> InUse {
-    let v1 = |name: &str| mounts.iter().find(|m| !m.unified && m.options.iter().any(|o| o == name));
-    let unified = mounts.iter().find(|m| m.unified);
-    let of = |hierarchy, mount: &Mount| InUse { hierarchy, mount: Some(mount.point.clone()) };
-    let has_v1 = mounts.iter().any(|m| !m.unified);
-    match unified {
-        Some(mount) if !has_v1 || populated(&mount.point) => of(Hierarchy::V2, mount),
-        _ => {
-            if let Some(mount) = v1("cpuacct") {
-                of(Hierarchy::Cpuacct, mount)
-            } else if let Some(mount) = v1("memory") {
-                of(Hierarchy::Memory, mount)
-            } else if let (Some(mount), Some(id)) = (v1("name=systemd"), hierarchy_id(own)) {
-                of(Hierarchy::Named(id), mount)
-            } else {
-                InUse { hierarchy: Hierarchy::V2, mount: unified.map(|m| m.point.clone()) }
-            }
+/// The hierarchy in use, as the probe is told: `hierarchy` counts, its number is in the text of
+/// `/proc/<pid>/cgroup` where it has no controller.
+pub(crate) fn for_probe(found: Option<&crate::cgroup::Hierarchy>, proc_cgroup: &str) -> Hierarchy {
+    match found.map(|h| h.name) {
+        Some("cpuacct") => Hierarchy::Cpuacct,
+        Some("memory") => Hierarchy::Memory,
+        Some(name @ "name=systemd") => {
+            let line = proc_cgroup.lines().find(|line| line.contains(name));
+            line.and_then(|line| line.split(':').next()?.parse().ok())
+                .map_or(Hierarchy::V2, Hierarchy::Named)
         }
+        _ => Hierarchy::V2,
     }
-}
-
-/// The kernel's number of the `name=systemd` hierarchy, from a `/proc/<pid>/cgroup`.
-fn hierarchy_id(cgroup_file: &str) -> Option<u32> {
-    let line = cgroup_file.lines().find(|l| l.contains(":name=systemd:"))?;
-    line.split(':').next()?.parse().ok()
-}
-
-/// Whether any cgroup below the root holds processes.
-fn populated(mount: &Path) -> bool {
-    let Ok(children) = fs::read_dir(mount) else { return false };
-    children.flatten().any(|child| {
-        fs::read_to_string(child.path().join("cgroup.events"))
-            .is_ok_and(|text| text.lines().any(|line| line == "populated 1"))
-    })
-}
-
-/// The cgroup mounts below `root`, from `/proc/self/mountinfo`.
-fn parse_mounts(text: &str, root: &Path) -> Vec<Mount> {
-    text.lines()
-        .filter_map(|line| {
-            let (left, right) = line.split_once(" - ")?;
-            let point = PathBuf::from(left.split(' ').nth(4)?);
-            let mut right = right.split(' ');
-            let unified = match right.next()? {
-                "cgroup2" => true,
-                "cgroup" => false,
-                _ => return None,
-            };
-            let options = right.nth(1)?.split(',').map(str::to_owned).collect();
-            point.starts_with(root).then_some(Mount { point, unified, options })
-        })
-        .collect()
 }
 
 /// Finds and remembers paths by id.
@@ -223,27 +157,20 @@ fn find_inode(root: &Path, id: u64) -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    const HYBRID: &str = "\
-25 1 0:5 / /sys/fs/cgroup rw - tmpfs tmpfs rw,mode=755
-26 25 0:21 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct
-27 25 0:22 / /sys/fs/cgroup/systemd rw - cgroup cgroup rw,xattr,name=systemd
-28 25 0:23 / /sys/fs/cgroup/unified rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate
-29 25 0:23 / /elsewhere rw - cgroup2 cgroup2 rw
-";
-
     #[test]
-    fn the_hierarchy_in_use() {
-        let mounts = parse_mounts(HYBRID, Path::new("/sys/fs/cgroup"));
-        assert_eq!(mounts.len(), 3);
-        let own = "3:name=systemd:/x\n0::/x\n";
-        let check = |mounts: &[Mount], populated: bool, expected: Hierarchy, point: &str| {
-            let found = choose(mounts, own, |_| populated);
-            assert_eq!((found.hierarchy, found.mount), (expected, Some(point.into())));
+    fn the_hierarchy_for_the_probe() {
+        let check = |name, expected| {
+            let mount = PathBuf::new();
+            let found =
+                crate::cgroup::Hierarchy { mount, version: crate::cgroup::Version::V1, name };
+            let own = "4:memory:/x\n3:name=systemd:/x\n0::/x\n";
+            assert_eq!(for_probe(Some(&found), own), expected);
         };
-        check(&mounts, true, Hierarchy::V2, "/sys/fs/cgroup/unified");
-        check(&mounts, false, Hierarchy::Cpuacct, "/sys/fs/cgroup/cpu,cpuacct");
-        check(&mounts[1..], false, Hierarchy::Named(3), "/sys/fs/cgroup/systemd");
-        check(&mounts[2..], false, Hierarchy::V2, "/sys/fs/cgroup/unified");
+        check("cpuacct", Hierarchy::Cpuacct);
+        check("memory", Hierarchy::Memory);
+        check("name=systemd", Hierarchy::Named(3));
+        check("unified", Hierarchy::V2);
+        assert_eq!(for_probe(None, ""), Hierarchy::V2);
     }
 
     #[test]

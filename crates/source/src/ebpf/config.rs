@@ -1,14 +1,16 @@
 //! Configuration of the `ebpf` source.
 
-use std::fmt;
+use std::{borrow::Cow, fmt};
 
-use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 use wattpipe_ebpf_probe_common::MAX_BATCH;
 use wattpipe_pipeline::{
     Config, ConfigProblem,
     units::{ConfigDuration, ConfigSize},
 };
+
+use crate::meter::MeterSelection;
 
 /// Configuration of `ebpf`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -26,6 +28,11 @@ pub struct EbpfConfig {
     pub cycles: Cycles,
     /// How the probe attaches.
     pub attach: Attach,
+    /// Which energy meters to read.
+    pub meters: MeterSelection,
+    /// Distance of meter readings between window edges; auto: 100ms where a meter is that fine and
+    /// the machine is not idle.
+    pub meter_interval: MeterInterval,
 }
 
 impl Default for EbpfConfig {
@@ -37,6 +44,8 @@ impl Default for EbpfConfig {
             clock: Clock::Monotonic,
             cycles: Cycles::Auto,
             attach: Attach::Auto,
+            meters: MeterSelection::Auto,
+            meter_interval: MeterInterval::Auto,
         }
     }
 }
@@ -53,7 +62,54 @@ impl Config for EbpfConfig {
         if !(1..=MAX_BATCH).contains(&(self.batch_events as usize)) {
             problems.push(ConfigProblem::at("batch_events", "must be between 1 and 128"));
         }
+        if let MeterInterval::Every(interval) = self.meter_interval
+            && interval.nanos().0 < 1_000_000
+        {
+            problems.push(ConfigProblem::at("meter_interval", "must be at least 1ms"));
+        }
         problems
+    }
+}
+
+/// How often meters are read between edges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum MeterInterval {
+    /// As often as makes sense for the meters there are.
+    #[default]
+    Auto,
+    /// This often.
+    Every(ConfigDuration),
+}
+
+impl Serialize for MeterInterval {
+    fn serialize<S: Serializer>(&self, s: S) -> Result<S::Ok, S::Error> {
+        match self {
+            Self::Auto => s.serialize_str("auto"),
+            Self::Every(interval) => interval.serialize(s),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for MeterInterval {
+    fn deserialize<D: Deserializer<'de>>(d: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(d)?;
+        match text.as_str() {
+            "auto" => Ok(Self::Auto),
+            other => other.parse().map(Self::Every).map_err(de::Error::custom),
+        }
+    }
+}
+
+impl JsonSchema for MeterInterval {
+    fn schema_name() -> Cow<'static, str> {
+        "MeterInterval".into()
+    }
+    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
+        let interval = generator.subschema_for::<ConfigDuration>();
+        json_schema!({
+            "description": "auto, or a duration: distance of meter readings between edges.",
+            "anyOf": [{ "const": "auto" }, interval]
+        })
     }
 }
 
@@ -121,16 +177,24 @@ mod tests {
         check(|c| c.ring_buffer_size = ConfigSize(100), "ring_buffer_size");
         check(|c| c.batch_events = 0, "batch_events");
         check(|c| c.batch_events = 129, "batch_events");
+        check(
+            |c| c.meter_interval = MeterInterval::Every(ConfigDuration::default()),
+            "meter_interval",
+        );
     }
 
     #[test]
     fn names_are_the_contract_s() {
         let config: EbpfConfig = serde_json::from_str(
             r#"{"window":"500ms","ring_buffer_size":"4KiB","clock":"scheduler","cycles":"off",
-                "attach":"raw_tracepoint"}"#,
+                "attach":"raw_tracepoint","meters":[],"meter_interval":"50ms"}"#,
         )
         .unwrap();
         assert_eq!(config.attach, Attach::RawTracepoint);
+        let every = MeterInterval::Every(ConfigDuration::from_millis(50));
+        assert_eq!(config.meter_interval, every);
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<EbpfConfig>(&text).unwrap(), config);
         assert_eq!((config.clock, config.cycles), (Clock::Scheduler, Cycles::Off));
     }
 }

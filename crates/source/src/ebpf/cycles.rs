@@ -28,6 +28,11 @@ impl Counters {
         Self { map, event, open: BTreeMap::new() }
     }
 
+    /// Whether exactly the CPUs that are online have theirs open.
+    pub(crate) fn covers(&self, online: &BTreeSet<u32>) -> bool {
+        self.open.keys().eq(online)
+    }
+
     /// Opens what is online and closes what is not. A CPU that vanishes meanwhile is no error, and
     /// is found offline next time.
     pub(crate) fn follow(&mut self, online: &BTreeSet<u32>) -> io::Result<()> {

@@ -46,8 +46,14 @@ pub enum EbpfError {
         /// The kernel's answer.
         source: io::Error,
     },
+    /// Forbidden in spite of capabilities.
+    #[error("the kernel forbids {what}, in spite of this process's capabilities")]
+    Forbidden {
+        /// What.
+        what: String,
+    },
     /// A program or map was refused.
-    #[error("{what} was refused by the kernel: {reason}")]
+    #[error("the kernel refused {what}: {reason}")]
     Refused {
         /// Which.
         what: String,
@@ -73,8 +79,11 @@ impl EbpfError {
     pub fn remedy(&self) -> String {
         let advice = match self {
             Self::Privileges { .. } => {
-                "run as root, or with the capabilities CAP_BPF and CAP_PERFMON (containers: the \
-                 initial user namespace too)"
+                "run as root, or with the capabilities CAP_BPF and CAP_PERFMON"
+            }
+            Self::Forbidden { .. } => {
+                "run in the initial user namespace (rootless containers are not), and see whether \
+                 seccomp, an LSM or lockdown forbids eBPF"
             }
             Self::NoBtf { .. } => {
                 "boot a kernel built with CONFIG_DEBUG_INFO_BTF=y (all current distributions' are), \

@@ -2,6 +2,7 @@
 //! variant that fits, and everything back in the kernel's hands when it is dropped.
 
 use std::{
+    borrow::Cow,
     collections::BTreeSet,
     fs, io,
     io::Read,
@@ -12,12 +13,15 @@ use std::{
 use aya::{
     Btf as AyaBtf, Ebpf, EbpfLoader, RawTracePointRunOptions, TestRun,
     maps::{Map, MapData},
-    programs::{BtfTracePoint, Iter, ProgramError, RawTracePoint},
+    programs::{Iter, ProgramError, RawTracePoint},
 };
-use wattpipe_ebpf_probe_common::{BATCH_STRIDE, ENTRY_BYTES, HEADER_BYTES, MAX_BATCH, Offsets};
+use wattpipe_ebpf_probe_common::{
+    BATCH_STRIDE, Counters as RareCounters, ENTRY_BYTES, HEADER_BYTES, MAX_BATCH, Offsets,
+};
 
 use super::{
     Attach, Clock,
+    attach::{LIFE_TRACEPOINTS, attach_one, program, refused, switch_program},
     btf::Btf,
     cycles::{self, Counters},
     error::EbpfError,
@@ -29,6 +33,15 @@ use super::{
 
 /// The committed object (`cargo xtask ebpf` builds it), aligned as its parser wants it.
 static OBJECT: &[u8] = aya::include_bytes_aligned!("../../probe/wattpipe.bpf.o");
+
+/// The object to load. Tests and benchmarks may try another one.
+fn object() -> Cow<'static, [u8]> {
+    #[cfg(any(test, feature = "bench"))]
+    if let Some(bytes) = std::env::var_os("PROBE_OBJECT").and_then(|path| fs::read(path).ok()) {
+        return bytes.into();
+    }
+    OBJECT.into()
+}
 
 /// Bytes of the life-cycle ring: some 7,000 events between two looks.
 const LIFE_BYTES: u32 = 512 << 10;
@@ -60,11 +73,12 @@ pub(crate) struct Probe {
     pub(crate) life: Ring,
     pub(crate) batches: Batches,
     pub(crate) counters: Option<Counters>,
-    life_state: Mapping,
+    rare: Mapping,
     life_fd: OwnedFd,
     switches_fd: OwnedFd,
     flush: &'static str,
-    cpus: u32,
+    /// CPU numbers are below this.
+    pub(crate) cpus: u32,
     /// How it is attached: never `auto`.
     pub(crate) attach: Attach,
     iterator: bool,
@@ -130,10 +144,14 @@ impl Probe {
                 Self::load_as(Attach::RawTracepoint, options, &offsets, iterator)
             }
             Attach::Btf => Self::load_as(Attach::Btf, options, &offsets, iterator),
-            Attach::Auto => Self::load_as(Attach::Btf, options, &offsets, iterator).or_else(|e| {
-                tracing::warn!("attaching by BTF failed ({e}); trying raw tracepoints");
-                Self::load_as(Attach::RawTracepoint, options, &offsets, iterator)
-            }),
+            Attach::Auto => match Self::load_as(Attach::Btf, options, &offsets, iterator) {
+                // A program that is refused one way may load the other; what is forbidden stays so.
+                Err(error @ EbpfError::Refused { .. }) => {
+                    tracing::warn!("attaching by BTF failed ({error}); trying raw tracepoints");
+                    Self::load_as(Attach::RawTracepoint, options, &offsets, iterator)
+                }
+                result => result,
+            },
         }
     }
 
@@ -156,24 +174,25 @@ impl Probe {
             .map_max_entries("SWITCHES", options.ring_bytes)
             .map_max_entries("LIFE", LIFE_BYTES)
             .map_max_entries("BATCHES", options.cpus)
-            .map_max_entries("LIFE_STATE", options.cpus)
+            .map_max_entries("COUNTERS", options.cpus)
             .map_max_entries("CYCLES", options.cpus)
-            .load(OBJECT)
+            .load(&object())
             .map_err(|e| refused("the probe's maps", &e))?;
 
         let switches_fd = map_fd(&ebpf, "SWITCHES")?;
         let life_fd = map_fd(&ebpf, "LIFE")?;
         let batches_fd = map_fd(&ebpf, "BATCHES")?;
-        let state_fd = map_fd(&ebpf, "LIFE_STATE")?;
-        let state_bytes = (options.cpus as usize * 64).next_multiple_of(page_size());
+        let state_fd = map_fd(&ebpf, "COUNTERS")?;
+        let state_bytes =
+            (options.cpus as usize * size_of::<RareCounters>()).next_multiple_of(page_size());
         let switches = Ring::new(switches_fd.as_fd(), options.ring_bytes as usize)
             .map_err(EbpfError::io("mapping the switch ring"))?;
         let life = Ring::new(life_fd.as_fd(), LIFE_BYTES as usize)
             .map_err(EbpfError::io("mapping the life-cycle ring"))?;
         let batches = Batches::new(batches_fd.as_fd(), options.cpus)
             .map_err(EbpfError::io("mapping the batches"))?;
-        let life_state = Mapping::new(state_fd.as_fd(), 0, state_bytes, false)
-            .map_err(EbpfError::io("mapping the life-cycle counters"))?;
+        let rare = Mapping::new(state_fd.as_fd(), 0, state_bytes, false)
+            .map_err(EbpfError::io("mapping the counters"))?;
         // Before the probe attaches, so that no entry lacks its reading.
         let counters = match options.cycles {
             Some(event) => {
@@ -211,7 +230,7 @@ impl Probe {
             life,
             batches,
             counters,
-            life_state,
+            rare,
             life_fd,
             switches_fd,
             flush,
@@ -249,9 +268,18 @@ impl Probe {
 
     /// Life-cycle records lost so far.
     pub(crate) fn life_lost(&self) -> u64 {
+        self.sum_of(std::mem::offset_of!(RareCounters, life_lost))
+    }
+
+    /// Switches the tracepoint did not show, put back in so far.
+    pub(crate) fn untraced(&self) -> u64 {
+        self.sum_of(std::mem::offset_of!(RareCounters, untraced))
+    }
+
+    fn sum_of(&self, offset: usize) -> u64 {
         (0..self.cpus as usize)
-            .filter_map(|cpu| self.life_state.u64(cpu * 64))
-            .map(|lost| lost.load(std::sync::atomic::Ordering::Relaxed))
+            .filter_map(|cpu| self.rare.u64(cpu * size_of::<RareCounters>() + offset))
+            .map(|count| count.load(std::sync::atomic::Ordering::Relaxed))
             .sum()
     }
 
@@ -267,73 +295,23 @@ impl Probe {
         })
     }
 
-    /// The attached switch program, for its statistics.
+    /// Time the kernel spent in its programs, in seconds.
+    pub(crate) fn run_seconds(&self) -> f64 {
+        let programs = self.ebpf.programs().filter_map(|(_, p)| p.info().ok());
+        programs.map(|info| info.run_time().as_secs_f64()).sum()
+    }
+
+    /// Ids of all programs it has in the kernel.
+    #[cfg(test)]
+    pub(crate) fn program_ids(&self) -> BTreeSet<u32> {
+        self.ebpf.programs().filter_map(|(_, p)| p.info().ok()).map(|info| info.id()).collect()
+    }
+
+    /// A program's description and statistics.
+    #[cfg(feature = "bench")]
     pub(crate) fn program_info(&self, name: &str) -> Option<aya::programs::ProgramInfo> {
         self.ebpf.program(name)?.info().ok()
     }
-}
-
-/// One of the life-cycle tracepoints.
-struct LifeTracepoint {
-    name: &'static str,
-    btf: &'static str,
-    raw: &'static str,
-}
-
-impl LifeTracepoint {
-    fn program(&self, attach: Attach) -> &'static str {
-        if attach == Attach::RawTracepoint { self.raw } else { self.btf }
-    }
-}
-
-const LIFE_TRACEPOINTS: &[LifeTracepoint] = &[
-    LifeTracepoint { name: "sched_process_fork", btf: "fork_btf", raw: "fork_raw" },
-    LifeTracepoint { name: "sched_process_exec", btf: "exec_btf", raw: "exec_raw" },
-    LifeTracepoint { name: "sched_process_exit", btf: "exit_btf", raw: "exit_raw" },
-    LifeTracepoint { name: "cgroup_attach_task", btf: "cgroup_btf", raw: "cgroup_raw" },
-];
-
-/// The variant of the hot program.
-pub(crate) fn switch_program(attach: Attach, clock: Clock, cycles: bool) -> &'static str {
-    match (attach == Attach::RawTracepoint, clock, cycles) {
-        (false, Clock::Monotonic, false) => "switch_btf",
-        (false, Clock::Monotonic, true) => "switch_btf_cycles",
-        (false, Clock::Scheduler, false) => "switch_btf_sched",
-        (false, Clock::Scheduler, true) => "switch_btf_sched_cycles",
-        (true, Clock::Monotonic, false) => "switch_raw",
-        (true, Clock::Monotonic, true) => "switch_raw_cycles",
-        (true, Clock::Scheduler, false) => "switch_raw_sched",
-        (true, Clock::Scheduler, true) => "switch_raw_sched_cycles",
-    }
-}
-
-fn attach_one(
-    ebpf: &mut Ebpf,
-    attach: Attach,
-    name: &str,
-    tracepoint: &str,
-    kernel: &AyaBtf,
-) -> Result<(), EbpfError> {
-    let result = if attach == Attach::RawTracepoint {
-        let program = program::<RawTracePoint>(ebpf, name)?;
-        program.load().and_then(|()| program.attach(tracepoint).map(drop))
-    } else {
-        let program = program::<BtfTracePoint>(ebpf, name)?;
-        program.load(tracepoint, kernel).and_then(|()| program.attach().map(drop))
-    };
-    result.map_err(|e| refused(name, &e))
-}
-
-fn program<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut P, EbpfError>
-where
-    &'a mut P: TryFrom<&'a mut aya::programs::Program, Error = ProgramError>,
-{
-    let missing = || EbpfError::Refused {
-        what: format!("program {name}"),
-        reason: "the object file has none".into(),
-    };
-    let program = ebpf.program_mut(name).ok_or_else(missing)?;
-    program.try_into().map_err(|e: ProgramError| refused(name, &e))
 }
 
 fn map_fd(ebpf: &Ebpf, name: &str) -> Result<OwnedFd, EbpfError> {
@@ -347,28 +325,6 @@ fn map_fd(ebpf: &Ebpf, name: &str) -> Result<OwnedFd, EbpfError> {
         }
     };
     data.fd().as_fd().try_clone_to_owned().map_err(EbpfError::io("duplicating a map's descriptor"))
-}
-
-/// The verifier's log can be thousands of lines; its end says why.
-fn refused(what: &str, error: &dyn std::error::Error) -> EbpfError {
-    const LINES: usize = 12;
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    let lines: Vec<&str> = text.lines().collect();
-    let reason = if lines.len() > LINES {
-        format!("{}\n…\n{}", lines[0], lines[lines.len() - LINES..].join("\n"))
-    } else {
-        text
-    };
-    EbpfError::Refused { what: what.to_owned(), reason }
 }
 
 /// Before 5.11 maps count as locked memory. Where it cannot be raised, loading tells.

@@ -13,14 +13,21 @@
 //! and maps), [`offsets`] over [`btf`] (the kernel's structures), [`ring`] and [`peek`] (shared
 //! memory), [`stream`] and [`life`] (records to batches), [`cpus`], [`cgroup`], [`cycles`].
 
+mod attach;
 mod btf;
 mod cgroup;
 mod config;
 mod cpus;
 mod cycles;
 mod error;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
+mod gauges;
+mod host;
 #[cfg(test)]
 mod kernel_tests;
+#[cfg(feature = "bench")]
+pub mod lab;
 mod life;
 mod loader;
 mod offsets;
@@ -45,15 +52,20 @@ use wattpipe_pipeline::{
     registry::{BuildError, HostRoots},
     source::BatchSender,
     telemetry::Telemetry,
+    units::Nanos,
 };
 
-pub use config::{Attach, Clock, Cycles, EbpfConfig};
+pub use config::{Attach, Clock, Cycles, EbpfConfig, MeterInterval};
+pub(crate) use cpus::place;
 pub use error::EbpfError;
+pub use host::{Check, probe_host};
 
+use crate::meter::Meters;
 use cgroup::Cgroups;
+use gauges::Gauges;
 use life::Lives;
 use loader::{Options, Probe};
-use reader::{Gauges, Reader};
+use reader::{Reader, Surroundings, Windows};
 use sys::Bell;
 
 /// See the module.
@@ -77,7 +89,7 @@ impl SourceComponent for Ebpf {
 #[async_trait]
 impl Source for Ebpf {
     async fn run(self: Box<Self>, context: SourceContext) -> Result<(), SourceError> {
-        let SourceContext { id, out, mut shutdown, telemetry } = context;
+        let SourceContext { id, out, mut shutdown, telemetry, privileges, pace } = context;
         let stop = Stop {
             flag: Arc::default(),
             bell: Arc::new(Bell::new().map_err(EbpfError::io("making an event descriptor"))?),
@@ -89,7 +101,9 @@ impl Source for Ebpf {
             .spawn(move || {
                 let result = start(&self.config, self.host, &id, out, &telemetry)
                     .map_err(SourceError::from)
-                    .and_then(|reader| reader.run(&bell, &flag));
+                    .and_then(|reader| {
+                        reader.run(&bell, &flag, &Surroundings { privileges, pace })
+                    });
                 // Nobody waits any more when the source was dropped.
                 let _ = done.send(result);
             })
@@ -134,6 +148,8 @@ fn start(
     out: BatchSender,
     telemetry: &Telemetry,
 ) -> Result<Reader, EbpfError> {
+    host::privileges(&host.procfs)?;
+    host::kernel(&host.procfs)?;
     let possible =
         cpus::Cpus::possible(&host.sysfs).map_err(EbpfError::io("reading the list of CPUs"))?;
     let online =
@@ -150,32 +166,49 @@ fn start(
     if config.batch_events > limit {
         tracing::info!("{id}: batch_events {} becomes {limit} in this ring", config.batch_events);
     }
-    let in_use = cgroup::in_use(&host);
+    let (in_use, for_probe) = hierarchy(&host);
     let options = Options {
         attach: config.attach,
         clock: config.clock,
         cycles: loader::choose_cycles(config.cycles, first)?,
         batch_events: config.batch_events,
         ring_bytes,
-        hierarchy: in_use.hierarchy,
+        hierarchy: for_probe,
         cpus: possible,
         online: online.online,
     };
     let probe = Probe::load(&host.sysfs, &options)?;
     tracing::info!(
-        "{id}: probe attached ({}), cycles {}, cgroups of {:?}",
+        "{id}: probe attached ({}), cycles {}, cgroups {}",
         probe.attach,
         if options.cycles.is_some() { "on" } else { "off" },
-        in_use.hierarchy
+        in_use.as_ref().map_or_else(|| "unknown".to_owned(), |h| h.describe())
     );
+    let meters = Meters::enumerate(&host, &config.meters).with_telemetry(telemetry);
+    let slice = match config.meter_interval {
+        _ if meters.is_empty() => None,
+        MeterInterval::Auto => meters.slice_interval(),
+        MeterInterval::Every(interval) => Some(interval.0),
+    };
     Ok(Reader::new(
         probe,
-        Lives::new(Cgroups::new(in_use.mount.as_deref())),
-        possible,
-        config.window.nanos().0,
-        host.procfs,
-        host.sysfs,
+        Lives::new(Cgroups::new(in_use.as_ref().map(|h| h.mount.as_path()))),
+        Windows {
+            length: config.window.nanos().0,
+            slice: slice.map(|s| Nanos::from(s).0).filter(|s| *s < config.window.nanos().0),
+            slices_when_idle: config.meter_interval != MeterInterval::Auto,
+        },
+        meters,
+        host,
         out,
         Gauges::new(telemetry, id),
     ))
+}
+
+/// The cgroup hierarchy in use, and how the probe is told of it.
+fn hierarchy(host: &HostRoots) -> (Option<crate::cgroup::Hierarchy>, offsets::Hierarchy) {
+    let in_use = crate::cgroup::hierarchy(host);
+    let own = std::fs::read_to_string(host.procfs.join("self/cgroup")).unwrap_or_default();
+    let for_probe = cgroup::for_probe(in_use.as_ref(), &own);
+    (in_use, for_probe)
 }

@@ -41,6 +41,8 @@ pub(crate) fn resolve(btf: &Btf, hierarchy: Hierarchy) -> Result<Offsets, BtfErr
         task_comm: at("task_struct.comm")?,
         task_signal: at("task_struct.signal")?,
         task_exec_start: at("task_struct.se.exec_start")?,
+        task_sum_exec: at("task_struct.se.sum_exec_runtime")?,
+        task_prev_sum_exec: at("task_struct.se.prev_sum_exec_runtime")?,
         signal_live: at("signal_struct.live")?,
         cred_uid: at("cred.uid")?,
         css_set_dfl_cgrp: at("css_set.dfl_cgrp")?,

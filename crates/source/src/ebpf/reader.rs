@@ -8,7 +8,6 @@
 
 use std::{
     os::fd::AsFd,
-    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -18,19 +17,23 @@ use std::{
 use wattpipe_ebpf_probe_common::{BatchHeader, Entry};
 use wattpipe_pipeline::{
     batch::{Batch, CpuInfo, Edge, SwitchBatch, Topology},
-    source::{BatchSender, SourceError},
-    telemetry::{Counter, Telemetry},
+    privileges::Privileges,
+    registry::HostRoots,
+    source::{BatchSender, Pace, SourceError},
     units::{Cpu, Nanos, Package},
 };
+
+use crate::meter::Meters;
 
 use super::{
     cpus::{self, Cpus},
     error::EbpfError,
+    gauges::Gauges,
     life::{Lives, RECORD_BYTES},
     loader::{Flushed, Probe},
     proc_snapshot,
     ring::{Drained, Ring},
-    stream::{StreamCounts, Streams},
+    stream::Streams,
     sys::{self, Bell, Sleeper},
 };
 
@@ -41,27 +44,52 @@ const CHUNK_BYTES: usize = 384 << 10;
 const POOL: usize = 6;
 /// Entries a kept batch may have room for; the memory of a larger one (after a stop) is given back.
 const POOL_ENTRIES: usize = 64 << 10;
+/// Switches a second from which on a machine is not idle.
+const BUSY_SWITCHES: u64 = 500;
 /// The clocks' distance may move by this much (in ns) before it is told again.
 const CLOCK_STEP: u64 = 1_000_000;
 
 /// Everything the thread owns.
 pub(crate) struct Reader {
-    pub(crate) probe: Probe,
-    pub(crate) lives: Lives,
-    pub(crate) window: u64,
-    pub(crate) procfs: PathBuf,
-    pub(crate) sysfs: PathBuf,
-    pub(crate) out: BatchSender,
-    pub(crate) gauges: Gauges,
+    probe: Probe,
+    lives: Lives,
+    windows: Windows,
+    meters: Meters,
+    host: HostRoots,
+    out: BatchSender,
+    gauges: Gauges,
     streams: Streams,
     cpus: Cpus,
     pool: Vec<Arc<SwitchBatch>>,
     batch: SwitchBatch,
     topology: Option<Topology>,
     life_lost: u64,
+    /// There were enough switches in the last window for slices to tell anything apart.
+    busy: bool,
     peeks: Vec<Peek>,
     peeked: Vec<Entry>,
-    told: StreamCounts,
+    /// Of one CPU, while it is looked at; kept for its memory.
+    copy: Vec<Entry>,
+    privileges: Privileges,
+}
+
+/// When windows close and meters are read, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Windows {
+    /// Distance of edges.
+    pub(crate) length: u64,
+    /// Distance of meter readings between edges; `None` for none.
+    pub(crate) slice: Option<u64>,
+    /// Slices are read on an idle machine too.
+    pub(crate) slices_when_idle: bool,
+}
+
+/// What the agent lends a running source.
+pub(crate) struct Surroundings {
+    /// To be raised around what needs them after the first batch.
+    pub(crate) privileges: Privileges,
+    /// By how much windows are to be longer than configured.
+    pub(crate) pace: Pace,
 }
 
 /// A copy of an idle CPU's open batch.
@@ -71,105 +99,93 @@ struct Peek {
     entries: std::ops::Range<usize>,
 }
 
-/// What the source counts.
-pub(crate) struct Gauges {
-    switches: Counter,
-    lost: Counter,
-    late: Counter,
-    malformed: Counter,
-    life_lost: Counter,
-    ipis: Counter,
-}
-
-impl Gauges {
-    pub(crate) fn new(telemetry: &Telemetry, source: &str) -> Self {
-        let labels = [("source", source)];
-        let counter = |name, help| telemetry.counter(name, help, &labels);
-        Self {
-            switches: counter("wattpipe_source_switches_total", "Context switches received"),
-            lost: counter("wattpipe_source_lost_total", "Context switches lost before userland"),
-            late: counter(
-                "wattpipe_source_late_total",
-                "Switches moved up to the window edge they missed",
-            ),
-            malformed: counter("wattpipe_source_malformed_total", "Records that made no sense"),
-            life_lost: counter(
-                "wattpipe_source_life_cycle_lost_total",
-                "Fork, exec and exit records lost; each time a snapshot makes up for them",
-            ),
-            ipis: counter("wattpipe_source_flush_ipis_total", "CPUs interrupted to close a window"),
-        }
-    }
-}
-
 /// The chain has stopped taking batches.
 struct ChainGone;
 
 impl Reader {
-    #[expect(clippy::too_many_arguments, reason = "called once, by the source")]
     pub(crate) fn new(
         probe: Probe,
         lives: Lives,
-        possible: u32,
-        window: u64,
-        procfs: PathBuf,
-        sysfs: PathBuf,
+        windows: Windows,
+        meters: Meters,
+        host: HostRoots,
         out: BatchSender,
         gauges: Gauges,
     ) -> Self {
         Self {
+            streams: Streams::new(probe.cpus),
             probe,
             lives,
-            window,
-            procfs,
-            sysfs,
+            windows,
+            meters,
+            host,
             out,
             gauges,
-            streams: Streams::new(possible),
             cpus: Cpus::default(),
             pool: Vec::new(),
             batch: SwitchBatch::default(),
             topology: None,
             life_lost: 0,
+            busy: false,
             peeks: Vec::new(),
             peeked: Vec::new(),
-            told: StreamCounts::default(),
+            copy: Vec::new(),
+            privileges: Privileges::default(),
         }
     }
 
     /// Runs until `stop`, or until nobody takes its batches.
-    pub(crate) fn run(mut self, bell: &Bell, stop: &AtomicBool) -> Result<(), SourceError> {
+    pub(crate) fn run(
+        mut self,
+        bell: &Bell,
+        stop: &AtomicBool,
+        around: &Surroundings,
+    ) -> Result<(), SourceError> {
+        self.privileges = around.privileges.clone();
+        let length = |windows: &Windows| windows.length * u64::from(around.pace.factor());
         let sleeper = {
             let [switches, life] = self.probe.wakeups();
             Sleeper::new(&[bell.as_fd(), switches, life])
                 .map_err(EbpfError::io("preparing to sleep"))?
         };
         self.snapshot();
-        let mut next = match self.edge() {
-            Ok(edge) => edge + self.window,
-            Err(ChainGone) => return Ok(()),
-        };
+        let Ok(mut edge) = self.edge() else { return Ok(()) };
+        let mut next = edge + length(&self.windows);
+        let mut slice = self.first_slice(edge);
         while !stop.load(Ordering::Acquire) {
-            sleeper.until(next).map_err(EbpfError::io("setting the timer"))?;
+            sleeper.until(next.min(slice)).map_err(EbpfError::io("setting the timer"))?;
             sleeper.sleep().map_err(EbpfError::io("sleeping"))?;
-            let step = if sys::monotonic() >= next {
-                self.edge().map(|edge| {
-                    // A late edge makes one longer window; the grid stays where it was.
-                    next += self.window;
-                    if next <= edge {
-                        next = edge + self.window;
-                    }
-                })
-            } else {
-                self.collect()
-            };
-            if step.is_err() {
+            let now = sys::monotonic();
+            if now >= next {
+                match self.edge() {
+                    Ok(taken) => edge = taken,
+                    Err(ChainGone) => return Ok(()),
+                }
+                // A late edge makes one longer window; the grid stays where it was.
+                next += length(&self.windows);
+                if next <= edge {
+                    next = edge + length(&self.windows);
+                }
+                slice = self.first_slice(edge);
+            } else if now >= slice {
+                // Goes out with the entries that follow it.
+                self.batch.readings.extend(self.meters.read_all(Nanos(now)));
+                slice = now + self.windows.slice.unwrap_or(u64::MAX / 2);
+            } else if self.collect().is_err() {
                 return Ok(());
             }
         }
         // The last window ends here, whole or not. That nobody takes it any more is no error.
         let _ = self.edge();
         Ok(())
+    }
+
+    /// When the meters are read first after an edge; beyond any window for never.
+    fn first_slice(&self, edge: u64) -> u64 {
+        match self.windows.slice {
+            Some(slice) if self.busy || self.windows.slices_when_idle => edge + slice,
+            _ => u64::MAX,
+        }
     }
 
     /// Takes everything up to now from both rings; sends it but for a last, not yet full batch.
@@ -196,6 +212,9 @@ impl Reader {
         self.empty_rings()?;
         self.follow_cpus();
         let edge = sys::monotonic();
+        if !self.meters.is_empty() {
+            self.batch.readings.extend(self.meters.read_all(Nanos(edge)));
+        }
         self.complete_streams();
         let head = self.probe.switches.head();
         self.drain_life();
@@ -248,12 +267,12 @@ impl Reader {
     }
 
     fn peek(&mut self, cpu: u32) {
-        let mut entries = Vec::new();
         // What was taken of the open batch is only known once the batch's number is.
-        let Some(header) = self.probe.batches.copy(cpu, 0, &mut entries) else { return };
+        let copy = &mut self.copy;
+        let Some(header) = self.probe.batches.copy(cpu, 0, copy) else { return };
         let from = self.streams.taken(cpu, header.sequence).min(header.count);
         let start = self.peeked.len();
-        self.peeked.extend_from_slice(&entries[from as usize..]);
+        self.peeked.extend(copy.drain(from as usize..));
         self.peeks.push(Peek { header, from, entries: start..self.peeked.len() });
     }
 
@@ -289,6 +308,8 @@ impl Reader {
 
     /// Everything that lives now.
     fn snapshot(&mut self) {
+        let privileges = self.privileges.clone();
+        let _raised = privileges.raise();
         match self.probe.snapshot() {
             Some(Ok(bytes)) => {
                 for record in bytes.chunks_exact(RECORD_BYTES) {
@@ -299,16 +320,21 @@ impl Reader {
             Some(Err(error)) => tracing::warn!("the task iterator failed ({error}); reading /proc"),
             None => {}
         }
-        proc_snapshot::read(&self.procfs, &mut self.batch.processes);
+        proc_snapshot::read(&self.host.procfs, &mut self.batch.processes);
     }
 
     fn follow_cpus(&mut self) {
-        match Cpus::read(&self.sysfs) {
+        match Cpus::read(&self.host.sysfs) {
             Ok(cpus) => self.cpus = cpus,
             Err(error) => tracing::warn!("the list of online CPUs cannot be read: {error}"),
         }
         let Some(counters) = &mut self.probe.counters else { return };
         let frozen = std::mem::take(&mut self.streams.frozen);
+        if frozen.is_empty() && counters.covers(&self.cpus.online) {
+            return;
+        }
+        let privileges = self.privileges.clone();
+        let _raised = privileges.raise();
         let result = counters.follow(&self.cpus.online).and_then(|()| {
             frozen
                 .into_iter()
@@ -331,7 +357,7 @@ impl Reader {
             return;
         }
         let cpus = self.cpus.online.iter().map(|&cpu| {
-            let (package, core) = cpus::place(&self.sysfs, cpu);
+            let (package, core) = cpus::place(&self.host.sysfs, cpu);
             CpuInfo { cpu: Cpu(cpu), package: Package(package), core }
         });
         let topology = Topology { cpus: cpus.collect(), boot_unix_ns };
@@ -340,12 +366,8 @@ impl Reader {
     }
 
     fn count(&mut self) {
-        let (now, told) = (self.streams.counts, self.told);
-        self.gauges.switches.add(now.switches - told.switches);
-        self.gauges.lost.add(now.lost - told.lost);
-        self.gauges.late.add(now.late - told.late);
-        self.gauges.malformed.add(now.malformed - told.malformed);
-        self.told = now;
+        let switches = self.gauges.tell(&self.streams.counts, &self.probe);
+        self.busy = switches >= BUSY_SWITCHES * self.windows.length / 1_000_000_000;
     }
 
     /// Hands the batch over and takes up the memory of one that everybody is done with.

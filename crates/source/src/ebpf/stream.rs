@@ -24,6 +24,26 @@ struct Stream {
     taken: u32,
     /// Lost entries reported so far.
     lost: u64,
+    /// What to add to the run queue's clock to get `CLOCK_MONOTONIC`; `None` before its first batch.
+    offset: Option<i64>,
+}
+
+/// The offset is known to some hundred nanoseconds, the time between the scheduler's look at its
+/// clock and the probe's at the other. It moves by more when time was stolen.
+const OFFSET_NOISE: i64 = 2_000;
+
+impl Stream {
+    /// Takes in that `anchor` and the run queue's `first` are the same moment, and returns the time
+    /// that nobody had since the last batch: stolen by the hypervisor or taken by interrupts.
+    fn anchor(&mut self, anchor: u64, first: u64) -> u64 {
+        let measured = anchor.wrapping_sub(first).cast_signed();
+        let grown = measured.wrapping_sub(*self.offset.get_or_insert(measured));
+        if grown.abs() <= OFFSET_NOISE {
+            return 0;
+        }
+        self.offset = Some(measured);
+        u64::try_from(grown).unwrap_or(0)
+    }
 }
 
 /// Counts of one window or run.
@@ -90,9 +110,9 @@ impl Streams {
             return;
         }
         let entries = entries.skip(taken as usize);
-        self.append(&header, entries, batch);
+        self.append(&header, taken, entries, batch);
         if let Some(stream) = self.cpus.get_mut(header.cpu as usize) {
-            stream.sequence = header.sequence + 1;
+            stream.sequence = header.sequence.saturating_add(1);
             stream.taken = 0;
         }
     }
@@ -113,20 +133,23 @@ impl Streams {
         }
         let skip = known.saturating_sub(from) as usize;
         let header = BatchHeader { flags: header.flags & !FLAG_TICK, ..*header };
-        self.append(&header, entries.iter().copied().skip(skip), batch);
+        self.append(&header, from.max(known), entries.iter().copied().skip(skip), batch);
         if let Some(stream) = self.cpus.get_mut(header.cpu as usize) {
             stream.sequence = header.sequence;
             stream.taken = header.count.max(known);
         }
     }
 
-    /// Appends a block, unless there is nothing to say.
+    /// Appends a block, unless there is nothing to say; `entries` come after the batch's first
+    /// `skipped`.
     fn append(
         &mut self,
         header: &BatchHeader,
+        skipped: u32,
         entries: impl Iterator<Item = Entry>,
         batch: &mut SwitchBatch,
     ) {
+        let whole = skipped == 0;
         let Some(stream) = self.cpus.get_mut(header.cpu as usize) else { return };
         let mut lost = header.lost.saturating_sub(stream.lost);
         if header.sequence != stream.sequence {
@@ -136,11 +159,32 @@ impl Streams {
         stream.lost = header.lost.max(stream.lost);
         let lost_ts = stream.last;
         let start = batch.entries.len();
+        let mut entries = entries.peekable();
+        let mut invented = 0;
+        if header.anchor != 0
+            && whole
+            && let Some(first) = entries.peek()
+        {
+            let stolen = stream.anchor(header.anchor, first.ts);
+            if stolen > 0 && stream.last > 0 && lost == 0 {
+                invented = nobodys(stream, first, stolen, &mut batch.entries);
+            }
+        }
+        let offset = if header.anchor == 0 { 0 } else { stream.offset.unwrap_or(0) };
         let mut floor = stream.floor;
         let mut late = 0;
+        let tick = if header.flags & FLAG_TICK != 0 { header.count } else { 0 };
+        let mut number = skipped;
         batch.entries.extend(entries.map(|entry| {
-            late += u64::from(entry.ts < floor);
-            floor = floor.max(entry.ts);
+            number += 1;
+            // A tick bears the monotonic clock in any case.
+            let ts = if offset == 0 || number == tick {
+                entry.ts
+            } else {
+                entry.ts.wrapping_add_signed(offset)
+            };
+            late += u64::from(ts < floor);
+            floor = floor.max(ts);
             Switch {
                 ts: Nanos(floor),
                 cycles: entry.cycles,
@@ -160,8 +204,8 @@ impl Streams {
         }
         let tick_last = len > 0 && header.flags & FLAG_TICK != 0;
         self.counts.late += late;
-        self.counts.lost += lost;
-        self.counts.switches += u64::from(len) - u64::from(tick_last);
+        self.counts.lost = self.counts.lost.saturating_add(lost);
+        self.counts.switches += u64::from(len) - u64::from(tick_last) - invented;
         if len > 0 || lost > 0 {
             batch.blocks.push(CpuBlock {
                 cpu: Cpu(header.cpu),
@@ -175,6 +219,22 @@ impl Streams {
     }
 }
 
+/// Says that the last `stolen` nanoseconds before `first` were nobody's, after what is settled, and
+/// returns how many entries that took.
+fn nobodys(stream: &mut Stream, first: &Entry, stolen: u64, out: &mut Vec<Switch>) -> u64 {
+    let end = first.ts.wrapping_add_signed(stream.offset.unwrap_or(0));
+    let start = end.saturating_sub(stolen).max(stream.floor);
+    if start >= end {
+        return 0;
+    }
+    let process = Tgid(first.prev);
+    let entry = |ts, prev, next| Switch { ts: Nanos(ts), cycles: first.cycles, prev, next };
+    out.push(entry(start, process, Tgid::NOBODY));
+    out.push(entry(end, Tgid::NOBODY, process));
+    stream.floor = end;
+    2
+}
+
 /// Takes a record apart; `None` where it is not what it should be. The ring is ours alone, but it
 /// is memory that others write.
 fn parse(record: &[u8]) -> Option<(BatchHeader, impl Iterator<Item = Entry> + '_)> {
@@ -186,6 +246,7 @@ fn parse(record: &[u8]) -> Option<(BatchHeader, impl Iterator<Item = Entry> + '_
         count: u32_at(head, 20)?,
         flags: u32_at(head, 24)?,
         sent: u32_at(head, 28)?,
+        anchor: u64_at(head, 32)?,
     };
     let count = header.count as usize;
     if count == 0 || count > MAX_BATCH || rest.len() != count * ENTRY_BYTES {
@@ -217,109 +278,4 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn bytes(header: BatchHeader, entries: &[(u64, u32, u32)]) -> Vec<u8> {
-        let mut out = Vec::new();
-        out.extend(header.sequence.to_ne_bytes());
-        out.extend(header.lost.to_ne_bytes());
-        for word in [header.cpu, entries.len() as u32, header.flags, header.sent] {
-            out.extend(word.to_ne_bytes());
-        }
-        for (ts, prev, next) in entries {
-            out.extend(ts.to_ne_bytes());
-            out.extend(0u64.to_ne_bytes());
-            out.extend(prev.to_ne_bytes());
-            out.extend(next.to_ne_bytes());
-        }
-        out
-    }
-
-    fn header(sequence: u64, lost: u64) -> BatchHeader {
-        BatchHeader { sequence, lost, ..BatchHeader::default() }
-    }
-
-    fn times(batch: &SwitchBatch) -> Vec<u64> {
-        batch.entries.iter().map(|e| e.ts.0).collect()
-    }
-
-    #[test]
-    fn a_record_becomes_a_block() {
-        let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
-        let head = BatchHeader { flags: FLAG_TICK, ..header(0, 0) };
-        streams.record(&bytes(head, &[(10, 1, 2), (20, 2, 2)]), &mut batch);
-        assert_eq!(times(&batch), [10, 20]);
-        assert_eq!(batch.blocks[0].len, 2);
-        assert!(batch.blocks[0].tick_last && !batch.blocks[0].has_cycles);
-        assert_eq!(streams.counts.switches, 1, "a tick is no switch");
-    }
-
-    #[test]
-    fn lost_entries_are_told_once_with_the_last_known_time() {
-        let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
-        streams.record(&bytes(header(0, 0), &[(10, 1, 2)]), &mut batch);
-        streams.record(&bytes(header(3, 256), &[(50, 2, 1)]), &mut batch);
-        streams.record(&bytes(header(4, 256), &[(60, 1, 2)]), &mut batch);
-        let lost: Vec<_> = batch.blocks.iter().map(|b| (b.lost, b.lost_ts.0)).collect();
-        assert_eq!(lost, [(0, 0), (256, 10), (0, 50)]);
-        assert_eq!(streams.counts.lost, 256);
-    }
-
-    #[test]
-    fn what_a_peek_delivered_is_not_delivered_again() {
-        let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
-        let seen = |ts| Entry { ts, cycles: 0, prev: 1, next: 0 };
-        let head = BatchHeader { count: 2, ..header(0, 0) };
-        streams.peeked(&head, 0, &[seen(10), seen(20)], &mut batch);
-        let head = BatchHeader { count: 3, ..header(0, 0) };
-        assert_eq!(streams.taken(0, 0), 2);
-        streams.peeked(&head, 2, &[seen(30)], &mut batch);
-        let all = [(10, 1, 0), (20, 1, 0), (30, 1, 0), (40, 0, 1)];
-        streams.record(&bytes(header(0, 0), &all), &mut batch);
-        streams.peeked(&head, 2, &[seen(30)], &mut batch);
-        assert_eq!(times(&batch), [10, 20, 30, 40]);
-    }
-
-    #[test]
-    fn a_peeked_batch_that_is_lost_later_counts_only_its_rest() {
-        let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
-        let head = BatchHeader { count: 1, ..header(0, 0) };
-        let seen = Entry { ts: 10, cycles: 0, prev: 1, next: 0 };
-        streams.peeked(&head, 0, &[seen], &mut batch);
-        streams.record(&bytes(header(1, 128), &[(500, 1, 2)]), &mut batch);
-        assert_eq!(streams.counts.lost, 127);
-    }
-
-    #[test]
-    fn an_entry_from_before_a_settled_edge_moves_up_to_it() {
-        let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
-        streams.record(&bytes(header(0, 0), &[(10, 1, 2)]), &mut batch);
-        streams.settle(100);
-        streams.record(&bytes(header(1, 0), &[(99, 2, 1), (101, 1, 2), (100, 2, 1)]), &mut batch);
-        assert_eq!(times(&batch), [10, 100, 101, 101]);
-        assert_eq!(streams.counts.late, 2);
-    }
-
-    #[test]
-    fn hostile_records_are_counted_and_change_nothing() {
-        let whole = bytes(header(0, 0), &[(10, 1, 2), (20, 2, 1)]);
-        for length in 0..whole.len() {
-            let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
-            streams.record(&whole[..length], &mut batch);
-            assert_eq!((batch, streams.counts.malformed), (SwitchBatch::default(), 1));
-        }
-        for cpu in [1, u32::MAX] {
-            let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
-            let head = BatchHeader { cpu, ..header(0, 0) };
-            streams.record(&bytes(head, &[(10, 1, 2)]), &mut batch);
-            assert_eq!((batch, streams.counts.malformed), (SwitchBatch::default(), 1));
-        }
-        let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
-        let mut liar = whole.clone();
-        liar[20..24].copy_from_slice(&u32::MAX.to_ne_bytes());
-        streams.record(&liar, &mut batch);
-        streams.record(&bytes(header(u64::MAX - 1, u64::MAX), &[(1, 1, 2)]), &mut batch);
-        assert_eq!(streams.counts.malformed, 1);
-    }
-}
+mod tests;

@@ -36,6 +36,7 @@ pub(crate) fn boot_unix_ns() -> u64 {
 }
 
 /// CPU time this thread has used, in nanoseconds.
+#[cfg(any(test, feature = "bench"))]
 pub(crate) fn thread_cpu() -> u64 {
     clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
@@ -83,8 +84,22 @@ impl Mapping {
         Ok(Self { base, bytes })
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.bytes
+    /// Memory of its own, zeroed, to play the kernel's side in tests (and under miri).
+    #[cfg(test)]
+    pub(crate) fn anonymous(bytes: usize) -> Self {
+        // SAFETY: a fresh private mapping at an address of the kernel's choice; it is checked below.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(base, libc::MAP_FAILED);
+        Self { base: NonNull::new(base.cast()).unwrap(), bytes }
     }
 
     /// Address of `bytes` bytes at `offset`, aligned for `T`; `None` outside the mapping.
@@ -126,6 +141,7 @@ pub(crate) enum PerfEvent {
     /// The hardware's cycles.
     Cycles,
     /// A software clock: works everywhere, to measure what a successful read costs.
+    #[cfg(any(test, feature = "bench"))]
     SoftwareClock,
 }
 
@@ -150,6 +166,7 @@ pub(crate) fn perf_event_open(event: PerfEvent, cpu: u32) -> io::Result<OwnedFd>
     const FLAG_FD_CLOEXEC: libc::c_ulong = 8;
     let (kind, config) = match event {
         PerfEvent::Cycles => (0, 0),
+        #[cfg(any(test, feature = "bench"))]
         PerfEvent::SoftwareClock => (1, 0),
     };
     let attr = PerfEventAttr {

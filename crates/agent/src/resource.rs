@@ -1,0 +1,110 @@
+//! Static attributes of everything that leaves this agent: the host, and what the user says.
+
+use std::{fs, path::Path, sync::Arc};
+
+use wattpipe_pipeline::identity::{AttributeSet, Value, attr};
+
+use crate::config::{
+    Loaded,
+    model::{AttributeValue, Host},
+};
+
+/// The resource of `loaded` on this host. `service::resource` wins over `OTEL_SERVICE_NAME`, that
+/// over `OTEL_RESOURCE_ATTRIBUTES`, that over what the host says.
+pub(crate) fn detect(loaded: &Loaded, env: &dyn Fn(&str) -> Option<String>) -> Arc<AttributeSet> {
+    let mut set = AttributeSet::new();
+    set.set(attr_service_name(), "wattpipe");
+    set.set_some(attr::HOST_NAME, host_name(&loaded.host));
+    set.set_some(attr::HOST_ID, host_id());
+    if let Some(pairs) = env("OTEL_RESOURCE_ATTRIBUTES") {
+        for (key, value) in parse_pairs(&pairs) {
+            set.set(key, value);
+        }
+    }
+    if let Some(name) = env("OTEL_SERVICE_NAME").filter(|n| !n.is_empty()) {
+        set.set(attr_service_name(), name);
+    }
+    for (key, value) in &loaded.service.resource {
+        let value = match value {
+            AttributeValue::Text(text) => Value::from(text.as_str()),
+            AttributeValue::Integer(number) => Value::from(*number),
+            AttributeValue::Bool(flag) => Value::from(flag.to_string()),
+            AttributeValue::Number(number) => Value::from(number.to_string()),
+        };
+        set.set(key.clone(), value);
+    }
+    Arc::new(set)
+}
+
+fn attr_service_name() -> &'static str {
+    wattpipe_exporters::semconv::SERVICE_NAME
+}
+
+/// `key=value` pairs separated by commas, percent-encoded, as the OpenTelemetry specification
+/// writes them. A pair that is none is left out.
+fn parse_pairs(text: &str) -> impl Iterator<Item = (String, String)> + '_ {
+    text.split(',').filter_map(|pair| {
+        let (key, value) = pair.split_once('=')?;
+        let key = key.trim();
+        (!key.is_empty()).then(|| (decode(key), decode(value.trim())))
+    })
+}
+
+fn decode(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut out = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let hex = text.get(at + 1..at + 3).and_then(|hex| u8::from_str_radix(hex, 16).ok());
+        match hex {
+            Some(decoded) if bytes[at] == b'%' => {
+                out.push(decoded);
+                at += 3;
+            }
+            _ => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+fn host_name(host: &Host) -> Option<String> {
+    read_line(&host.procfs.join("sys/kernel/hostname"))
+}
+
+fn host_id() -> Option<String> {
+    read_line(Path::new("/etc/machine-id"))
+        .or_else(|| read_line(Path::new("/var/lib/dbus/machine-id")))
+}
+
+fn read_line(path: &Path) -> Option<String> {
+    let text = fs::read_to_string(path).ok()?;
+    let line = text.lines().next()?.trim();
+    (!line.is_empty()).then(|| line.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pairs_are_decoded_and_layers_are_ordered() {
+        let env = |name: &str| match name {
+            "OTEL_RESOURCE_ATTRIBUTES" => {
+                Some("a=1, b=x%20y%2C,broken,=z,service.name=env,c=50%".to_owned())
+            }
+            _ => None,
+        };
+        let mut loaded = Loaded::default();
+        loaded.service.resource.insert("a".into(), AttributeValue::Text("config".into()));
+        let set = detect(&loaded, &env);
+        let get = |key| set.get_str(key);
+        assert_eq!(get("a"), Some("config"));
+        assert_eq!(get("b"), Some("x y,"));
+        assert_eq!(get("c"), Some("50%"));
+        assert_eq!(get("service.name"), Some("env"));
+        assert!(get("host.name").is_some());
+    }
+}

@@ -1,0 +1,160 @@
+//! The life of a running agent in one function you can read: start, supervise, reload, drain.
+
+use std::sync::Arc;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tracing::{error, info, warn};
+use wattpipe_pipeline::{
+    Registry,
+    runner::{Options, Outcome, Runner},
+    source::Pace,
+    telemetry::Telemetry,
+};
+
+use crate::{
+    Exit,
+    assemble::{self, Surroundings},
+    beside::Beside,
+    config::{Input, Loaded},
+    fallback,
+    limits::SelfLimits,
+    logs::LogHandle,
+    notify,
+    privileges::Held,
+    reload, resource,
+};
+
+/// What was set up before the runtime.
+pub(crate) struct Setup<'a> {
+    pub(crate) input: &'a Input,
+    pub(crate) registry: &'a Registry,
+    pub(crate) log: LogHandle,
+    pub(crate) held: Held,
+}
+
+/// What lives as long as the process, over reloads.
+pub(crate) struct Agent<'a> {
+    pub(crate) setup: Setup<'a>,
+    /// What was loaded last: the given input, or the one without eBPF.
+    pub(crate) input: Input,
+    pub(crate) telemetry: Telemetry,
+    pub(crate) limits: Arc<SelfLimits>,
+    pub(crate) runner: Runner,
+    pub(crate) beside: Beside,
+}
+
+/// Runs `loaded` to the end.
+pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
+    let mut signals = match Signals::new() {
+        Ok(signals) => signals,
+        Err(e) => {
+            error!("cannot listen for signals: {e}");
+            return Exit::Failed;
+        }
+    };
+    let telemetry = Telemetry::default();
+    let pace = Pace::default();
+    let limits = SelfLimits::new(&loaded.service, pace.clone(), &telemetry);
+    let options = |loaded: &Loaded| Options {
+        telemetry: telemetry.clone(),
+        shutdown_timeout: loaded.service.shutdown_timeout.0,
+        privileges: setup.held.for_pipelines(),
+        pace: pace.clone(),
+        governor: Some(limits.clone()),
+    };
+    let around = surroundings(&loaded, &telemetry);
+    let graph = assemble::graph(&loaded, &around);
+    let failed = assemble::build_all(&graph);
+    if !failed.is_empty() {
+        failed.iter().for_each(|reason| error!("{reason}"));
+        return Exit::Usage;
+    }
+    let mut input = setup.input.clone();
+    let runner = match Runner::start(graph, options(&loaded)).await {
+        Ok(runner) => runner,
+        Err(e) => {
+            error!("{e}");
+            return Exit::Failed;
+        }
+    };
+    let (runner, loaded) = match fallback::without_ebpf(runner, loaded, &setup).await {
+        fallback::Choice::AsConfigured(runner, loaded) => (*runner, loaded),
+        fallback::Choice::Instead(other, with) => {
+            input = with;
+            let graph = assemble::graph(&other, &surroundings(&other, &telemetry));
+            match Runner::start(graph, options(&other)).await {
+                Ok(runner) => (runner, other),
+                Err(e) => {
+                    error!("{e}");
+                    return Exit::Failed;
+                }
+            }
+        }
+    };
+    let beside = Beside::start(&loaded, &runner, &telemetry, &around.resource).await;
+    let mut agent = Agent { setup, input, telemetry, limits, runner, beside };
+    agent.setup.held.seal();
+    notify::ready();
+    loop {
+        tokio::select! {
+            () = agent.runner.supervise() => break,
+            signal = signals.next() => match signal {
+                Told::Reload => reload::reload(&mut agent).await,
+                Told::Stop(name) => {
+                    info!("{name}: draining");
+                    break;
+                }
+            },
+        }
+    }
+    notify::stopping();
+    let outcome = tokio::select! {
+        outcome = agent.runner.drain() => outcome,
+        _ = signals.interrupt.recv() => {
+            warn!("SIGINT again: ending at once, what was not exported is lost");
+            std::process::exit(i32::from(Exit::Failed.code()));
+        }
+    };
+    match outcome {
+        Outcome::Done | Outcome::ReaderGone => Exit::Done,
+        Outcome::Failed(reason) | Outcome::Unavailable(reason) => {
+            error!("{reason}");
+            Exit::Failed
+        }
+    }
+}
+
+/// What components of `loaded` are built with.
+pub(crate) fn surroundings(loaded: &Loaded, telemetry: &Telemetry) -> Surroundings {
+    let resource = resource::detect(loaded, &|name| std::env::var(name).ok());
+    Surroundings { resource, telemetry: telemetry.clone() }
+}
+
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+    hangup: Signal,
+}
+
+enum Told {
+    Stop(&'static str),
+    Reload,
+}
+
+impl Signals {
+    fn new() -> std::io::Result<Self> {
+        Ok(Self {
+            terminate: signal(SignalKind::terminate())?,
+            interrupt: signal(SignalKind::interrupt())?,
+            hangup: signal(SignalKind::hangup())?,
+        })
+    }
+
+    async fn next(&mut self) -> Told {
+        tokio::select! {
+            _ = self.terminate.recv() => Told::Stop("SIGTERM"),
+            _ = self.interrupt.recv() => Told::Stop("SIGINT"),
+            _ = self.hangup.recv() => Told::Reload,
+        }
+    }
+}

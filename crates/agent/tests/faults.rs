@@ -1,0 +1,273 @@
+//! Hard use on the running kernel, through the real binary: a reader that is stopped, every way to
+//! end, a full disk, no descriptors left, processes that vanish while they are looked at. What goes
+//! wrong must show, and nothing may be left behind.
+//!
+//! What would disturb the whole machine (clock jumps, CPUs going off) happens in a virtual machine:
+//! `cargo xtask test-kernel`.
+
+mod live;
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::process::ExitStatusExt,
+    process::{Command, ExitCode, Stdio},
+    time::Duration,
+};
+
+use live::{
+    agent::{Agent, live_config, program, unix_now},
+    bpf, host,
+    load::{Player, Stage},
+    wait_for,
+};
+use nix::sys::signal::Signal;
+
+fn main() -> ExitCode {
+    live::main(&[
+        ("a_stopped_reader_shows_as_lost", a_stopped_reader_shows_as_lost),
+        ("every_end_detaches_the_probe", every_end_detaches_the_probe),
+        ("a_hundred_starts_leave_nothing", a_hundred_starts_leave_nothing),
+        ("the_first_record_comes_soon", the_first_record_comes_soon),
+        ("a_replay_is_the_same_every_time", a_replay_is_the_same_every_time),
+        ("a_full_disk_is_told_and_survived", a_full_disk_is_told_and_survived),
+        ("no_descriptors_left_is_survived", no_descriptors_left_is_survived),
+        ("processes_may_vanish", processes_may_vanish),
+    ])
+}
+
+/// With the smallest ring and the agent stopped for two seconds, switches are lost: they are counted,
+/// their time is nobody's, and no process is given any of it.
+fn a_stopped_reader_shows_as_lost() {
+    let stage = Stage::new();
+    let mut agent =
+        Agent::start(&live_config("window: 200ms, ring_buffer_size: 4KiB, cycles: off"));
+    agent.wait_windows(2);
+    let mut players: Vec<Player> =
+        ["spin", "sleep", "ping", "threads"].map(|role| stage.start(role, role, 5000)).into();
+    let steal = host::steal();
+    players.iter_mut().for_each(Player::begin);
+    live::pause(1000);
+    agent.signal(Signal::SIGSTOP);
+    let stopped = unix_now();
+    live::pause(2000);
+    agent.signal(Signal::SIGCONT);
+    players.iter_mut().for_each(Player::done);
+    live::pause(100);
+    let kernel: Vec<_> = players.iter().map(|p| (p.pid(), host::schedstat(p.pid()))).collect();
+    agent.wait_windows(2);
+    let until = unix_now();
+    let steal = host::steal() - steal + 10_000_000;
+    agent.signal(Signal::SIGTERM);
+    let (status, records, log) = agent.ended();
+    assert!(status.success(), "{log}");
+
+    let long = records
+        .windows
+        .iter()
+        .find(|w| w.start < stopped && w.end > stopped + 1_500_000_000)
+        .unwrap_or_else(|| panic!("no window spans the stop: {:?}", records.windows));
+    assert!(long.lost > 0 && long.unattributed > 0 && !long.complete, "{long:?}");
+    for window in &records.windows {
+        let sum = window.busy + window.idle + window.unattributed;
+        assert_eq!(sum, window.cpus * window.duration, "{window:?}");
+        assert!(window.lost == 0 || !window.complete, "{window:?}");
+    }
+    let sums = records.by_pid(until);
+    for ((pid, used), player) in kernel.iter().zip(&players) {
+        let sum = sums.get(pid).copied().unwrap_or_default();
+        let most = used + used / 200 + sum.switches * 2_000 + steal;
+        println!("  {}: {} ns of {used} ns", player.name, sum.cpu);
+        assert!(sum.cpu <= most, "{} got {} ns and used {used} ns", player.name, sum.cpu);
+    }
+}
+
+/// However it ends, the kernel has nothing of it afterwards, and whole lines are out.
+fn every_end_detaches_the_probe() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGKILL] {
+        let mut agent = Agent::start(&live_config("window: 100ms"));
+        agent.wait_windows(3);
+        let (programs, maps) = (bpf::programs_of(agent.pid()), bpf::maps_of(agent.pid()));
+        assert!(programs.len() >= 6, "{programs:?}");
+        assert!(programs.is_subset(&bpf::loaded_programs()));
+        agent.signal(signal);
+        let (status, records, log) = agent.ended();
+        if signal == Signal::SIGKILL {
+            assert_eq!(status.signal(), Some(9));
+        } else {
+            assert_eq!(status.code(), Some(0), "{signal}: {log}");
+            assert!(!records.partial, "{signal}: a line without its end");
+        }
+        assert!(records.windows.len() >= 3);
+        gone(&programs, &maps);
+    }
+}
+
+/// The kernel frees programs and maps a moment after their last descriptor.
+#[track_caller]
+fn gone(programs: &BTreeSet<u32>, maps: &BTreeSet<u32>) {
+    wait_for("the kernel frees the probe", 10, || {
+        programs.is_disjoint(&bpf::loaded_programs()) && maps.is_disjoint(&bpf::loaded_maps())
+    });
+}
+
+fn a_hundred_starts_leave_nothing() {
+    let own = || fs::read_dir("/proc/self/fd").expect("own descriptors").count();
+    let (mut programs, mut maps) = (BTreeSet::new(), BTreeSet::new());
+    let before = own();
+    for turn in 0..100 {
+        let mut agent = Agent::start(&live_config("window: 20ms, ring_buffer_size: 1MiB"));
+        agent.wait_windows(1);
+        programs.extend(bpf::programs_of(agent.pid()));
+        maps.extend(bpf::maps_of(agent.pid()));
+        agent.signal([Signal::SIGTERM, Signal::SIGINT, Signal::SIGKILL][turn % 3]);
+        agent.ended();
+    }
+    assert!(programs.len() >= 600, "{} programs seen", programs.len());
+    assert_eq!(own(), before);
+    gone(&programs, &maps);
+}
+
+/// From the start of the process to the first line on its output: at most a window and 300 ms, not
+/// counting what its threads waited for a CPU (the machine may be busy). The best of a few.
+fn the_first_record_comes_soon() {
+    const WINDOW: u64 = 200;
+    let best = (0..7)
+        .map(|_| {
+            let agent = Agent::start(&live_config(&format!("window: {WINDOW}ms")));
+            wait_for("a record", 10, || agent.windows() > 0);
+            let waited = Duration::from_nanos(host::waited(agent.pid()));
+            let time = agent.started.elapsed().saturating_sub(waited);
+            agent.signal(Signal::SIGTERM);
+            agent.ended();
+            time
+        })
+        .min()
+        .expect("a few");
+    println!("  first record after {best:?} with windows of {WINDOW} ms");
+    assert!(best <= Duration::from_millis(WINDOW + 300), "{best:?}");
+}
+
+/// A live recording gives the same records whenever it is replayed.
+fn a_replay_is_the_same_every_time() {
+    let stage = Stage::new();
+    let recording = stage.path().join("recording.jsonl");
+    let mut agent = Agent::start(&format!(
+        "sources: {{ebpf: {{window: 200ms}}}}\nprocessors: {{delta: {{}}}}\nexporters: {{stdout: \
+         {{format: json}}, file: {{path: {}, format: recording}}}}\nservice: {{pipelines: {{a: \
+         {{sources: [ebpf], exporters: [file]}}, b: {{sources: [ebpf], processors: [delta], \
+         exporters: [stdout]}}}}}}\n",
+        recording.display()
+    ));
+    agent.wait_windows(1);
+    let mut players: Vec<Player> =
+        ["ping", "threads", "storm"].map(|role| stage.start(role, role, 1500)).into();
+    players.iter_mut().for_each(Player::begin);
+    players.iter_mut().for_each(Player::done);
+    players.iter_mut().for_each(Player::end);
+    agent.wait_windows(1);
+    agent.signal(Signal::SIGTERM);
+    let (status, live, log) = agent.ended();
+    assert!(status.success(), "{log}");
+
+    let config = stage.path().join("replay.yaml");
+    let text = format!(
+        "sources: {{replay: {{path: {}}}}}\nprocessors: {{delta: {{}}, attribution: {{}}, \
+         power_model: {{}}}}\nexporters: {{stdout: {{format: json}}}}\nservice: {{pipelines: {{p: \
+         {{sources: [replay], processors: [delta, attribution, power_model], exporters: \
+         [stdout]}}}}}}\n",
+        recording.display()
+    );
+    fs::write(&config, text).expect("a configuration");
+    let replay = || {
+        let output =
+            Command::new(program()).arg("--config").arg(&config).output().expect("a replay");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).expect("text")
+    };
+    let first = replay();
+    let windows = first.lines().filter(|line| line.contains(r#""type":"window""#)).count();
+    assert_eq!(windows, live.windows.len());
+    for _ in 0..2 {
+        assert!(replay() == first, "a replay gave other records");
+    }
+}
+
+/// A disk without room: the file's exporter fails and says so; the rest goes on.
+fn a_full_disk_is_told_and_survived() {
+    let stage = Stage::new();
+    let disk = stage.path().join("disk");
+    fs::create_dir(&disk).expect("a folder");
+    let config = format!(
+        "sources: {{ebpf: {{window: 50ms}}}}\nprocessors: {{delta: {{}}}}\nexporters: {{stdout: \
+         {{format: json}}, file: {{path: {}/out.jsonl}}}}\nservice: {{pipelines: {{p: {{sources: \
+         [ebpf], processors: [delta], exporters: [stdout, file]}}}}}}\n",
+        disk.display()
+    );
+    // The tiny disk is in a mount namespace of its own: it is gone with the agent.
+    let script = r#"mount -t tmpfs -o size=16k tiny "$1" && shift && exec "$@""#;
+    let mut agent = Agent::start_with(&config, |command| {
+        let mut wrapped = Command::new("unshare");
+        wrapped.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
+        wrapped.arg(&disk).arg(command.get_program()).args(command.get_args());
+        wrapped.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        *command = wrapped;
+    });
+    agent.wait_windows(40);
+    agent.signal(Signal::SIGTERM);
+    let (status, records, log) = agent.ended();
+    assert!(records.windows.len() >= 40);
+    assert!(log.contains("No space left"), "{log}");
+    assert!(log.len() < 20_000, "a log that floods: {} bytes", log.len());
+    assert!(status.code().is_some(), "{status}: {log}");
+}
+
+/// Without a single descriptor to spare the windows go on.
+fn no_descriptors_left_is_survived() {
+    let stage = Stage::new();
+    let mut agent = Agent::start(
+        "sources: {ebpf: {window: 100ms}}\nprocessors: {delta: {}, attribution: {command_line: \
+         true}}\nexporters: {stdout: {format: json}}\nservice: {pipelines: {p: {sources: [ebpf], \
+         processors: [delta, attribution], exporters: [stdout]}}}\n",
+    );
+    agent.wait_windows(2);
+    let open = fs::read_dir(format!("/proc/{}/fd", agent.pid())).expect("descriptors").count();
+    let status = Command::new("prlimit")
+        .args(["--pid", &agent.pid().to_string(), &format!("--nofile={open}:{open}")])
+        .status();
+    assert!(status.is_ok_and(|s| s.success()), "prlimit");
+    let mut storm = stage.start("storm", "storm", 1500);
+    storm.begin();
+    storm.done();
+    agent.wait_windows(5);
+    agent.signal(Signal::SIGTERM);
+    let (status, records, log) = agent.ended();
+    assert!(status.success() && !log.contains("panicked"), "{log}");
+    assert!(records.usage.iter().any(|row| row.name == "storm"));
+}
+
+/// Processes by the thousand that are gone before anybody can look at them.
+fn processes_may_vanish() {
+    let stage = Stage::new();
+    let mut agent = Agent::start(
+        "sources: {ebpf: {window: 100ms}}\nprocessors: {delta: {}, attribution: {command_line: \
+         true}, power_model: {}}\nexporters: {stdout: {format: json}}\nservice: {pipelines: {p: \
+         {sources: [ebpf], processors: [delta, attribution, power_model], exporters: [stdout]}}}\n",
+    );
+    agent.wait_windows(2);
+    let mut storms: Vec<Player> = (0..3).map(|_| stage.start("storm", "storm", 4000)).collect();
+    storms.iter_mut().for_each(Player::begin);
+    storms.iter_mut().for_each(Player::done);
+    agent.wait_windows(3);
+    agent.signal(Signal::SIGTERM);
+    let (status, records, log) = agent.ended();
+    assert!(status.success() && !log.contains("panicked"), "{log}");
+    let gone = records.usage.iter().filter(|row| row.exited && row.name == "true").count();
+    println!("  {gone} short processes in a storm");
+    assert!(gone > 500, "{gone}");
+    for window in &records.windows {
+        let sum = window.busy + window.idle + window.unattributed;
+        assert_eq!(sum, window.cpus * window.duration, "{window:?}");
+        assert_eq!(window.lost, 0, "{window:?}");
+    }
+}

@@ -1,0 +1,155 @@
+//! A running agent: signals, reload, health, own metrics. No privileges are needed.
+#![expect(clippy::unwrap_used, reason = "a test's own files and processes")]
+
+#[path = "support/binary.rs"]
+#[allow(dead_code, missing_docs, unreachable_pub, reason = "each test binary uses a part of it")]
+mod binary;
+
+use binary::{ConfigFile, Running, free_address, get};
+use nix::sys::signal::Signal;
+
+fn config(window: &str, extra: &str) -> String {
+    format!(
+        "sources: {{ procfs: {{ window: {window} }} }}
+exporters: {{ stdout: {{ format: json }} }}
+service: {{ {extra} pipelines: {{ a: {{ sources: [procfs], exporters: [stdout] }} }} }}
+"
+    )
+}
+
+#[test]
+fn both_signals_drain_and_exit_0() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT] {
+        let file = ConfigFile::new(&config("50ms", ""));
+        let agent = Running::with_config(&file);
+        agent.wait_for_windows(2);
+        agent.signal(signal);
+        let (code, log) = agent.end();
+        assert_eq!(code, Some(0), "{log}");
+        assert!(log.contains(signal.as_str()) && !log.contains("WARN"), "{log}");
+    }
+}
+
+#[test]
+fn a_reload_applies_and_a_bad_one_changes_nothing() {
+    let file = ConfigFile::new(&config("50ms", ""));
+    let agent = Running::with_config(&file);
+    agent.wait_for_windows(2);
+
+    agent.signal(Signal::SIGHUP);
+    agent.wait_until("reload", |a| a.log().contains("reloaded: nothing changed"));
+
+    file.write(&config("60ms", ""));
+    agent.signal(Signal::SIGHUP);
+    agent.wait_until("reload", |a| a.log().contains("reloaded: 1 started (procfs)"));
+
+    file.write(&config("fast", "shutdwn: 1,"));
+    let before = agent.windows();
+    agent.signal(Signal::SIGHUP);
+    agent.wait_until("refusal", |a| a.log().contains("not reloaded"));
+    let log = agent.log();
+    assert!(
+        log.contains("invalid duration `fast`") && log.contains("unknown key `shutdwn`"),
+        "{log}"
+    );
+    agent.wait_for_windows(before + 3);
+
+    // A configuration that loads and cannot start is refused, too.
+    file.write(
+        &config("60ms", "")
+            .replace("stdout: { format: json }", "file: { path: /nonexistent/dir/x }")
+            .replace("[stdout]", "[file]"),
+    );
+    agent.signal(Signal::SIGHUP);
+    agent.wait_until("refusal", |a| a.log().matches("not reloaded").count() == 2);
+    let before = agent.windows();
+    agent.wait_for_windows(before + 3);
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.end().0, Some(0));
+}
+
+#[test]
+fn health_tells_progress_and_own_metrics_are_served() {
+    let (health, metrics) = (free_address(), free_address());
+    let extra = format!(
+        "extensions: [health_check], telemetry: {{ metrics: {{ endpoint: \"{metrics}\" }} }},"
+    );
+    let text = config("50ms", &extra)
+        + &format!("extensions: {{ health_check: {{ endpoint: \"{health}\" }} }}\n");
+    let file = ConfigFile::new(&text);
+    let agent = Running::with_config(&file);
+    agent.wait_for_windows(2);
+    let (status, body) = get(&health, "/").unwrap();
+    assert_eq!(status, 200, "{body}");
+    let body: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert!(body["windows_exported"].as_u64().unwrap() >= 1, "{body}");
+    assert!(body["last_window"]["age_seconds"].as_f64().unwrap() < 30.0, "{body}");
+    assert_eq!(get(&health, "/ready").unwrap().0, 200);
+    assert_eq!(get(&health, "/other").unwrap().0, 404);
+
+    let (status, body) = get(&metrics, "/metrics").unwrap();
+    assert_eq!(status, 200);
+    for name in [
+        "wattpipe_process_cpu_seconds",
+        "wattpipe_process_memory_rss",
+        "wattpipe_process_uptime",
+        "wattpipe_exporter_enqueue_failed_points_total{exporter=\"stdout\"} 0",
+    ] {
+        assert!(body.contains(name), "no {name} in\n{body}");
+    }
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.end().0, Some(0));
+}
+
+#[test]
+fn a_busy_port_is_a_warning() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap();
+    let extra = format!(
+        "extensions: [health_check], telemetry: {{ metrics: {{ endpoint: \"{address}\" }} }},"
+    );
+    let text = config("50ms", &extra)
+        + &format!("extensions: {{ health_check: {{ endpoint: \"{address}\" }} }}\n");
+    let file = ConfigFile::new(&text);
+    let agent = Running::with_config(&file);
+    agent.wait_for_windows(2);
+    let log = agent.log();
+    assert!(
+        log.contains("health_check cannot listen on")
+            && log.contains("own metrics cannot be served"),
+        "{log}"
+    );
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.end().0, Some(0));
+}
+
+#[test]
+fn the_service_manager_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notify");
+    let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    socket.set_read_timeout(Some(std::time::Duration::from_secs(30))).unwrap();
+    let file = ConfigFile::new(&config("50ms", ""));
+    let mut command = binary::wattpipe();
+    command.arg("--config").arg(file.path());
+    command.env("NOTIFY_SOCKET", &path).env("WATCHDOG_USEC", "200000");
+    let agent = Running::start(&mut command);
+    let mut told = String::new();
+    let mut hear = |what: &str| {
+        while !told.contains(what) {
+            let mut buffer = [0; 512];
+            let n = socket.recv(&mut buffer).unwrap();
+            told.push_str(&String::from_utf8_lossy(&buffer[..n]));
+            told.push('\n');
+        }
+        told.clear();
+    };
+    hear("READY=1");
+    hear("WATCHDOG=1");
+    agent.signal(Signal::SIGHUP);
+    hear("RELOADING=1");
+    hear("READY=1");
+    agent.signal(Signal::SIGTERM);
+    hear("STOPPING=1");
+    assert_eq!(agent.end().0, Some(0));
+}

@@ -1,0 +1,192 @@
+//! Delivering one request: attempts with a timeout each, growing waits between them, halves where
+//! it is too large.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use tokio::sync::watch;
+use tracing::warn;
+
+use super::{Outcome, QueueOptions, Request, RetryConfig, Transport, report_loss, report_recovery};
+
+/// Wait between attempts while the agent shuts down, where the receiver asks for none.
+const CLOSING_WAIT: Duration = Duration::from_millis(250);
+
+/// How a request ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Done {
+    /// It is done; each of its points is in one of these.
+    Counted {
+        /// Delivered points.
+        sent: u64,
+        /// Lost points.
+        failed: u64,
+    },
+    /// The agent ends and it is not delivered: whoever holds it decides.
+    GivenBack,
+}
+
+/// Delivers requests.
+pub(super) struct Courier {
+    pub(super) id: String,
+    transport: Arc<dyn Transport>,
+    retry: RetryConfig,
+    timeout: Duration,
+    closes: watch::Receiver<Option<Instant>>,
+    failing: AtomicBool,
+}
+
+impl Courier {
+    pub(super) fn new(
+        options: &QueueOptions,
+        transport: Arc<dyn Transport>,
+        closes: watch::Receiver<Option<Instant>>,
+    ) -> Self {
+        Self {
+            id: options.id.clone(),
+            transport,
+            retry: options.retry.clone(),
+            timeout: options.timeout,
+            closes,
+            failing: AtomicBool::new(false),
+        }
+    }
+
+    /// Delivers `request`, whole or in parts.
+    pub(super) async fn deliver(&self, request: Request) -> Done {
+        let mut waiting = vec![request];
+        let (mut sent, mut failed) = (0, 0);
+        while let Some(request) = waiting.pop() {
+            let points = request.points;
+            match self.attempt_until_done(&request).await {
+                Attempt::Delivered { rejected } => {
+                    sent += points - rejected.min(points);
+                    failed += rejected.min(points);
+                }
+                Attempt::Lost => failed += points,
+                Attempt::TooLarge(reason) => match self.transport.split(&request) {
+                    Some(halves) => waiting.extend(halves),
+                    None => {
+                        failed += points;
+                        let reason = format!("too large for the receiver: {reason}");
+                        report_loss(&self.id, points, &reason);
+                    }
+                },
+                Attempt::Closing if sent + failed == 0 && waiting.is_empty() => {
+                    return Done::GivenBack;
+                }
+                Attempt::Closing => {
+                    // Part of it is through: giving it back would send that part twice.
+                    failed += points + waiting.iter().map(|r| r.points).sum::<u64>();
+                    break;
+                }
+            }
+        }
+        Done::Counted { sent, failed }
+    }
+
+    async fn attempt_until_done(&self, request: &Request) -> Attempt {
+        let began = Instant::now();
+        let mut interval = self.retry.initial_interval.0;
+        loop {
+            let attempt = self.transport.send(request.body.clone());
+            let outcome = tokio::time::timeout(self.timeout, attempt).await.unwrap_or_else(|_| {
+                Outcome::Retry {
+                    after: None,
+                    reason: format!("no answer within {:?} (`timeout`)", self.timeout),
+                }
+            });
+            let (after, reason) = match outcome {
+                Outcome::Delivered { rejected, message } => {
+                    if self.failing.swap(false, Relaxed) {
+                        report_recovery(&self.id);
+                    }
+                    if rejected > 0 {
+                        report_loss(
+                            &self.id,
+                            rejected,
+                            &format!("the receiver rejected points: {message}"),
+                        );
+                    } else if !message.is_empty() {
+                        warn!(exporter = %self.id, "the receiver warns: {message}");
+                    }
+                    return Attempt::Delivered { rejected };
+                }
+                Outcome::TooLarge { reason } => return Attempt::TooLarge(reason),
+                Outcome::Refused { reason } => {
+                    report_loss(&self.id, request.points, &reason);
+                    return Attempt::Lost;
+                }
+                Outcome::Retry { after, reason } => (after, reason),
+            };
+            if !self.retry.enabled {
+                report_loss(
+                    &self.id,
+                    request.points,
+                    &format!("{reason} (`retry_on_failure` is off)"),
+                );
+                return Attempt::Lost;
+            }
+            if !self.failing.swap(true, Relaxed) {
+                warn!(exporter = %self.id, "cannot deliver: {reason}; it is tried again (`retry_on_failure`)");
+            }
+            let wait = after.unwrap_or_else(|| self.jitter(interval));
+            interval = interval.mul_f64(self.retry.multiplier).min(self.retry.max_interval.0);
+            let limit = self.retry.max_elapsed_time.0;
+            if !limit.is_zero() && began.elapsed() + wait > limit {
+                report_loss(
+                    &self.id,
+                    request.points,
+                    &format!("{reason}, for {limit:?} (`max_elapsed_time`)"),
+                );
+                return Attempt::Lost;
+            }
+            if !self.wait(wait, after.is_some()).await {
+                return Attempt::Closing;
+            }
+        }
+    }
+
+    /// Waits before the next attempt; false where the end of the agent leaves no time for one.
+    async fn wait(&self, wait: Duration, asked_for: bool) -> bool {
+        let until = Instant::now() + wait;
+        let mut closes = self.closes.clone();
+        let closing = *closes.borrow_and_update();
+        let deadline = match closing {
+            Some(deadline) => Some(deadline),
+            None => tokio::select! {
+                () = tokio::time::sleep_until(until.into()) => return true,
+                _ = closes.changed() => *closes.borrow(),
+            },
+        };
+        let now = Instant::now();
+        let deadline = deadline.unwrap_or(now);
+        let until = if asked_for { until } else { until.min(now + CLOSING_WAIT) };
+        if until >= deadline {
+            return false;
+        }
+        tokio::time::sleep_until(until.into()).await;
+        true
+    }
+
+    /// The interval, more or less by the configured part.
+    fn jitter(&self, interval: Duration) -> Duration {
+        use std::hash::{BuildHasher, RandomState};
+        // The standard library's one source of randomness is enough to spread retries.
+        let random = RandomState::new().hash_one(0) as f64 / u64::MAX as f64;
+        let factor = 1.0 + self.retry.randomization_factor * (2.0 * random - 1.0);
+        interval.mul_f64(factor.max(0.0))
+    }
+}
+
+enum Attempt {
+    Delivered { rejected: u64 },
+    TooLarge(String),
+    Lost,
+    Closing,
+}

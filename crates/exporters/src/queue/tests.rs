@@ -1,0 +1,250 @@
+//! Every point that goes in is counted once, whatever the receiver does.
+
+use std::sync::{Mutex, PoisonError};
+
+use wattpipe_pipeline::units::ConfigDuration;
+
+use super::*;
+
+/// A receiver that answers as it is told, then takes everything.
+#[derive(Default)]
+struct Script {
+    answers: Mutex<Vec<Outcome>>,
+    got: Mutex<Vec<Bytes>>,
+    slow: Option<Duration>,
+    max: Option<usize>,
+}
+
+#[async_trait]
+impl Transport for Script {
+    async fn send(&self, body: Bytes) -> Outcome {
+        if let Some(slow) = self.slow {
+            tokio::time::sleep(slow).await;
+        }
+        if self.max.is_some_and(|max| body.len() > max) {
+            return Outcome::TooLarge { reason: "4 MiB".into() };
+        }
+        let answer = self.answers.lock().unwrap().pop();
+        let answer = answer.unwrap_or(Outcome::Delivered { rejected: 0, message: String::new() });
+        if matches!(answer, Outcome::Delivered { .. }) {
+            self.got.lock().unwrap_or_else(PoisonError::into_inner).push(body);
+        }
+        answer
+    }
+
+    fn split(&self, request: &Request) -> Option<[Request; 2]> {
+        let half = request.points / 2;
+        (half > 0).then(|| {
+            let part = |points| Request {
+                body: Bytes::from(vec![0; points as usize]),
+                points,
+                window: request.window,
+            };
+            [part(half), part(request.points - half)]
+        })
+    }
+}
+
+fn options() -> QueueOptions {
+    QueueOptions {
+        id: "otlp_grpc/test".into(),
+        queue: QueueConfig::default(),
+        retry: RetryConfig {
+            initial_interval: ConfigDuration::from_millis(1),
+            ..RetryConfig::default()
+        },
+        timeout: Duration::from_secs(1),
+        max_request_size: 1 << 20,
+    }
+}
+
+fn request(points: u64, window: u64) -> Request {
+    Request { body: Bytes::from(vec![0; points as usize]), points, window }
+}
+
+fn retry() -> Outcome {
+    Outcome::Retry { after: None, reason: "unavailable".into() }
+}
+
+/// Sent, failed, refused.
+fn counts(c: &Counters) -> (u64, u64, u64) {
+    (c.sent.get(), c.send_failed.get(), c.enqueue_failed.get())
+}
+
+async fn check(
+    options: QueueOptions,
+    script: Script,
+    requests: Vec<Request>,
+    expected: (u64, u64, u64),
+) -> Arc<Script> {
+    let counters = Counters::default();
+    let script = Arc::new(script);
+    let mut queue = Queue::start(options, script.clone(), counters.clone()).unwrap();
+    queue.push(requests, false).await;
+    queue.shutdown(Duration::from_secs(2)).await;
+    assert_eq!(counts(&counters), expected);
+    assert_eq!(counters.queue_size.get(), 0.0);
+    script
+}
+
+#[tokio::test]
+async fn retries_until_it_goes_through() {
+    let script =
+        Script { answers: Mutex::new(vec![retry(), retry(), retry()]), ..Script::default() };
+    let script = check(options(), script, vec![request(10, 1)], (10, 0, 0)).await;
+    assert_eq!(script.got.lock().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn rejected_and_refused_points_are_counted() {
+    let answers = vec![
+        Outcome::Refused { reason: "bad".into() },
+        Outcome::Delivered { rejected: 3, message: "old".into() },
+    ];
+    let script = Script { answers: Mutex::new(answers), ..Script::default() };
+    check(options(), script, vec![request(10, 1), request(5, 2)], (7, 8, 0)).await;
+}
+
+#[tokio::test]
+async fn without_retries_a_failure_is_a_loss() {
+    let mut o = options();
+    o.retry.enabled = false;
+    let script = Script { answers: Mutex::new(vec![retry()]), ..Script::default() };
+    check(o, script, vec![request(10, 1), request(5, 2)], (5, 10, 0)).await;
+}
+
+#[tokio::test]
+async fn gives_up_after_max_elapsed_time() {
+    let mut o = options();
+    o.retry.max_elapsed_time = ConfigDuration::from_millis(20);
+    let script = Script { answers: Mutex::new(vec![retry(); 1000]), ..Script::default() };
+    check(o, script, vec![request(10, 1)], (0, 10, 0)).await;
+}
+
+#[tokio::test]
+async fn too_large_requests_are_halved() {
+    let script = Script { max: Some(4), ..Script::default() };
+    let script = check(options(), script, vec![request(10, 1)], (10, 0, 0)).await;
+    let sizes: Vec<usize> = script.got.lock().unwrap().iter().map(Bytes::len).collect();
+    assert_eq!(sizes.iter().sum::<usize>(), 10);
+    assert!(sizes.iter().all(|s| *s <= 4));
+    // One that cannot be halved any further is lost.
+    let script = Script { max: Some(0), ..Script::default() };
+    check(options(), script, vec![request(3, 1)], (0, 3, 0)).await;
+}
+
+#[tokio::test]
+async fn a_peer_that_never_answers_costs_what_was_on_its_way() {
+    let mut o = options();
+    o.timeout = Duration::from_millis(20);
+    let script = Script { slow: Some(Duration::from_secs(60)), ..Script::default() };
+    check(o, script, vec![request(10, 1), request(5, 2)], (0, 15, 0)).await;
+}
+
+#[tokio::test]
+async fn a_full_memory_queue_refuses_the_new() {
+    let mut o = options();
+    o.queue.queue_size = 2;
+    let script = Script { slow: Some(Duration::from_millis(10)), ..Script::default() };
+    let requests = (0..5).map(|n| request(1 << n, n)).collect();
+    check(o.clone(), script, requests, (3, 0, 28)).await;
+    // Or waits, where it is told to.
+    o.queue.block_on_overflow = true;
+    let script = Script { slow: Some(Duration::from_millis(10)), ..Script::default() };
+    let requests = (0..5).map(|n| request(1 << n, n)).collect();
+    check(o, script, requests, (31, 0, 0)).await;
+}
+
+#[tokio::test]
+async fn queue_size_counts_what_the_sizer_says() {
+    let mut o = options();
+    o.queue.sizer = Sizer::Items;
+    o.queue.queue_size = 10;
+    let script = Script { slow: Some(Duration::from_millis(10)), ..Script::default() };
+    let requests = vec![request(6, 0), request(4, 1), request(1, 2)];
+    check(o, script, requests, (10, 0, 1)).await;
+}
+
+#[tokio::test]
+async fn windows_arrive_in_order_even_after_failures() {
+    let script = Script { answers: Mutex::new(vec![retry(), retry()]), ..Script::default() };
+    let requests = (1..=20).map(|n| request(n, n)).collect();
+    let script = check(options(), script, requests, (210, 0, 0)).await;
+    let sizes: Vec<usize> = script.got.lock().unwrap().iter().map(Bytes::len).collect();
+    assert_eq!(sizes, (1..=20).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn small_requests_are_merged() {
+    let mut o = options();
+    o.queue.batch =
+        Some(BatchConfig { sizer: Sizer::Items, min_size: 8, max_size: 10, ..Default::default() });
+    let requests = (0..9).map(|n| request(3, n)).collect();
+    let script = check(o, Script::default(), requests, (27, 0, 0)).await;
+    let sizes: Vec<usize> = script.got.lock().unwrap().iter().map(Bytes::len).collect();
+    assert_eq!(sizes, [9, 9, 9]);
+}
+
+#[tokio::test]
+async fn without_a_queue_push_waits_for_delivery() {
+    let mut o = options();
+    o.queue.enabled = false;
+    let counters = Counters::default();
+    let script = Arc::new(Script { answers: Mutex::new(vec![retry()]), ..Script::default() });
+    let mut queue = Queue::start(o, script, counters.clone()).unwrap();
+    queue.push(vec![request(10, 1)], false).await;
+    assert_eq!(counts(&counters), (10, 0, 0));
+    queue.shutdown(Duration::from_secs(1)).await;
+}
+
+#[tokio::test]
+async fn a_stored_queue_goes_on_after_a_restart() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut o = options();
+    o.queue.storage = Some(dir.path().join("queue"));
+    let down = Arc::new(Script { answers: Mutex::new(vec![retry(); 1000]), ..Script::default() });
+    let counters = Counters::default();
+    let mut queue = Queue::start(o.clone(), down, counters.clone()).unwrap();
+    queue.push((1..=5).map(|n| request(n, n)).collect(), false).await;
+    queue.shutdown(Duration::from_millis(200)).await;
+    assert_eq!(counts(&counters), (0, 0, 0));
+    assert_eq!(counters.queue_size.get(), 5.0);
+    drop(queue);
+
+    let up = check(o.clone(), Script::default(), vec![request(6, 6)], (21, 0, 0)).await;
+    let sizes: Vec<usize> = up.got.lock().unwrap().iter().map(Bytes::len).collect();
+    assert_eq!(sizes, [1, 2, 3, 4, 5, 6]);
+    check(o, Script::default(), vec![], (0, 0, 0)).await;
+}
+
+#[tokio::test]
+async fn a_full_stored_queue_drops_the_oldest() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut o = options();
+    o.queue.storage = Some(dir.path().to_owned());
+    o.queue.max_storage_size = wattpipe_pipeline::units::ConfigSize(10);
+    let script = Script { slow: Some(Duration::from_millis(50)), ..Script::default() };
+    // The first is on its way when the others come; 4 + 5 do not fit beside it.
+    let counters = Counters::default();
+    let script = Arc::new(script);
+    let mut queue = Queue::start(o, script.clone(), counters.clone()).unwrap();
+    queue.push(vec![request(3, 1)], false).await;
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    queue.push(vec![request(4, 2), request(5, 3)], false).await;
+    queue.shutdown(Duration::from_secs(2)).await;
+    assert_eq!(counts(&counters), (8, 0, 4));
+}
+
+#[tokio::test]
+async fn a_broken_store_is_set_aside_and_one_in_use_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut o = options();
+    o.queue.storage = Some(dir.path().to_owned());
+    std::fs::write(dir.path().join("otlp_grpc_test.redb"), "garbage").unwrap();
+    let script = Arc::new(Script::default());
+    let mut first = Queue::start(o.clone(), script.clone(), Counters::default()).unwrap();
+    assert!(dir.path().join("otlp_grpc_test.broken.redb").exists());
+    let second = Queue::start(o, script, Counters::default());
+    assert!(second.err().unwrap().to_string().contains("another process"));
+    first.shutdown(Duration::from_secs(1)).await;
+}

@@ -1,0 +1,170 @@
+//! kill -9 under load. A child process, this test binary itself, writes files and a stored queue
+//! as fast as it can until it is killed. Then: every line of every file but possibly the last
+//! parses, an appending start cuts that one off, and the queue delivers every window it had
+//! taken, at least once.
+
+mod support;
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, OpenOptions},
+    io::Write,
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use support::{Grpc, GrpcOptions, Inbox, context, window};
+use wattpipe_exporters::{
+    file::{Compression, FileConfig, FileExporter, Format},
+    otlp::{OtlpGrpcConfig, OtlpGrpcExporter},
+};
+use wattpipe_pipeline::{Exporter, ExporterComponent, units::ConfigDuration};
+
+/// Where the child writes; unset in the parent.
+const DIRECTORY: &str = "WATTPIPE_TEST_KILL_DIRECTORY";
+
+const FILES: [(&str, Format, Compression); 4] = [
+    ("out.jsonl", Format::Jsonl, Compression::None),
+    ("out.jsonl.zst", Format::Jsonl, Compression::Zstd),
+    ("out.csv", Format::Csv, Compression::None),
+    ("out.json", Format::OtlpJson, Compression::None),
+];
+
+fn file(
+    directory: &Path,
+    (name, format, compression): (&str, Format, Compression),
+) -> FileExporter {
+    let config = FileConfig {
+        path: directory.join(name),
+        format,
+        compression,
+        append: true,
+        flush_interval: ConfigDuration::from_millis(1),
+        ..FileConfig::default()
+    };
+    FileExporter::build(config, &context("file")).unwrap()
+}
+
+fn queue(directory: &Path, endpoint: String) -> OtlpGrpcExporter {
+    let mut config = OtlpGrpcConfig { endpoint, ..OtlpGrpcConfig::default() };
+    config.sending_queue.storage = Some(directory.join("queue"));
+    config.retry_on_failure.initial_interval = ConfigDuration::from_millis(50);
+    OtlpGrpcExporter::build(config, &context("otlp_grpc")).unwrap()
+}
+
+/// The child. Does nothing when it runs as an ordinary test.
+#[tokio::test(flavor = "multi_thread")]
+async fn child() {
+    let Some(directory) = std::env::var_os(DIRECTORY) else { return };
+    let directory = Path::new(&directory);
+    let mut files = FILES.map(|f| file(directory, f));
+    // Nobody listens there: everything stays in the queue.
+    let mut queue = queue(directory, "127.0.0.1:9".into());
+    for file in &mut files {
+        file.start().await.unwrap();
+    }
+    queue.start().await.unwrap();
+    let mut taken =
+        OpenOptions::new().create(true).append(true).open(directory.join("taken")).unwrap();
+    for n in 0.. {
+        for file in &mut files {
+            file.export(window(n, 200).batch()).await.unwrap();
+        }
+        queue.export(window(n, 20).batch()).await.unwrap();
+        writeln!(taken, "{n}").unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_process_leaves_is_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    for round in 1..=2 {
+        kill_one(dir.path(), round * 6);
+        check_files(dir.path()).await;
+    }
+    check_queue(dir.path()).await;
+}
+
+/// Runs the child until it has done `windows` more windows, then kills it.
+fn kill_one(directory: &Path, windows: usize) {
+    let before = taken(directory).len();
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--nocapture"])
+        .env(DIRECTORY, directory)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let until = Instant::now() + Duration::from_secs(60);
+    while taken(directory).len() < before + windows {
+        assert!(Instant::now() < until && child.try_wait().unwrap().is_none(), "the child failed");
+        std::thread::sleep(Duration::from_millis(7));
+    }
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+fn taken(directory: &Path) -> Vec<u64> {
+    let text = fs::read_to_string(directory.join("taken")).unwrap_or_default();
+    text.lines().filter_map(|l| l.parse().ok()).collect()
+}
+
+async fn check_files(directory: &Path) {
+    for which in FILES {
+        let (name, format, compression) = which;
+        let path = directory.join(name);
+        if compression == Compression::None {
+            let text = fs::read_to_string(&path).unwrap();
+            let whole = &text[..text.rfind('\n').map_or(0, |at| at + 1)];
+            check_lines(whole, format);
+        }
+        // A start that appends cuts what is incomplete, and only that.
+        let before = fs::metadata(&path).unwrap().len();
+        let mut exporter = file(directory, which);
+        exporter.start().await.unwrap();
+        exporter.shutdown(Duration::from_secs(1)).await.unwrap();
+        let bytes = fs::read(&path).unwrap();
+        assert!(bytes.len() as u64 <= before && !bytes.is_empty());
+        let text = match compression {
+            Compression::None => bytes,
+            Compression::Zstd => zstd::decode_all(&bytes[..]).unwrap(),
+        };
+        let text = String::from_utf8(text).unwrap();
+        assert!(text.ends_with('\n'));
+        check_lines(&text, format);
+    }
+}
+
+fn check_lines(text: &str, format: Format) {
+    if format == Format::Csv {
+        let columns = text.lines().next().unwrap().split(',').count();
+        assert!(text.lines().all(|l| l.split(',').count() == columns));
+        assert_eq!(text.matches("start,end,record").count(), 1);
+    } else {
+        for line in text.lines() {
+            serde_json::from_str::<serde_json::Value>(line).unwrap();
+        }
+    }
+}
+
+/// A receiver at last: it gets every window of every life of the child.
+async fn check_queue(directory: &Path) {
+    let inbox = Inbox::default();
+    let receiver = Grpc::start(inbox.clone(), GrpcOptions::default()).await;
+    let mut exporter = queue(directory, receiver.address.to_string());
+    exporter.start().await.unwrap();
+    exporter.shutdown(Duration::from_secs(60)).await.unwrap();
+    let lives = taken(directory);
+    let points = inbox.points();
+    let got: BTreeSet<u64> = points
+        .iter()
+        .map(|(_, _, p)| {
+            (p.time_unix_nano - wattpipe_exporters::testing::BOOT_UNIX_NS) / 1_000_000_000 - 1
+        })
+        .collect();
+    // Windows are numbered from 0 in each life; the longest life holds all numbers.
+    let longest = lives.iter().copied().max().unwrap();
+    assert!((0..=longest).all(|n| got.contains(&n)), "of {longest}: {got:?}");
+    assert!(points.len() >= lives.len() * 40, "{} points of {} windows", points.len(), lives.len());
+}

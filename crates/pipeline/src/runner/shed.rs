@@ -1,0 +1,109 @@
+//! Fewer rows where memory runs short: the smallest are folded into one, so that every sum stays
+//! what it was, and counted.
+
+use std::sync::Arc;
+
+use crate::{
+    batch::{RowEnergy, State, UsageBatch, UsageRow},
+    identity::AttributeSet,
+    telemetry::{Counter, Telemetry},
+    units::Nanos,
+};
+
+/// The attribute of a row that stands for others.
+const REST: &str = "wattpipe.rest";
+
+/// Counts what was folded.
+pub(super) struct Shedder {
+    rows: Counter,
+    attributes: Arc<AttributeSet>,
+}
+
+impl Shedder {
+    pub(super) fn new(telemetry: &Telemetry) -> Self {
+        let attributes: AttributeSet = [(REST, "memory_limit")].into_iter().collect();
+        Self {
+            rows: telemetry.counter(
+                "wattpipe_memory_limit_shed_rows_total",
+                "Rows folded into one because the agent was near service::memory_limit.",
+                &[],
+            ),
+            attributes: Arc::new(attributes),
+        }
+    }
+}
+
+/// Keeps the `max` rows with the most CPU time and folds the rest into one row.
+pub(super) fn shed(usage: &mut Arc<UsageBatch>, max: usize, shedder: &mut Shedder) {
+    if usage.rows.len() <= max {
+        return;
+    }
+    let usage = Arc::make_mut(usage);
+    usage.rows.sort_by_key(|row| std::cmp::Reverse(row.cpu));
+    // Usage per slice names rows by their index.
+    usage.slices.clear();
+    let mut rest = UsageRow {
+        process: None,
+        attributes: shedder.attributes.clone(),
+        state: State::Running,
+        cpu: Nanos(0),
+        cycles: None,
+        switches: 0,
+        energy: Default::default(),
+        confidence: None,
+    };
+    shedder.rows.add((usage.rows.len() - max) as u64);
+    for row in usage.rows.drain(max..) {
+        rest.cpu = Nanos(rest.cpu.0.saturating_add(row.cpu.0));
+        rest.switches = rest.switches.saturating_add(row.switches);
+        if let Some(cycles) = row.cycles {
+            *rest.cycles.get_or_insert(0) += cycles;
+        }
+        for RowEnergy { zone, active, idle } in row.energy {
+            match rest.energy.iter_mut().find(|e| e.zone == zone) {
+                Some(sum) => {
+                    sum.active += active;
+                    sum.idle += idle;
+                }
+                None => rest.energy.push(RowEnergy { zone, active, idle }),
+            }
+        }
+    }
+    usage.rows.push(rest);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::Window;
+
+    #[test]
+    fn sums_stay_when_rows_go() {
+        let row = |cpu: u64| UsageRow {
+            process: None,
+            attributes: Arc::default(),
+            state: State::Running,
+            cpu: Nanos(cpu),
+            cycles: (cpu > 2).then_some(cpu * 10),
+            switches: 1,
+            energy: [RowEnergy { zone: 0, active: cpu as f64, idle: 0.5 }].into_iter().collect(),
+            confidence: None,
+        };
+        let mut usage = Arc::new(UsageBatch {
+            window: Window::default(),
+            rows: (1..=5).map(row).collect(),
+            zones: vec![],
+            readings: vec![],
+            slices: vec![],
+            live: true,
+        });
+        let telemetry = Telemetry::default();
+        shed(&mut usage, 2, &mut Shedder::new(&telemetry));
+        let cpu: Vec<u64> = usage.rows.iter().map(|r| r.cpu.0).collect();
+        assert_eq!(cpu, [5, 4, 6]);
+        let rest = &usage.rows[2];
+        assert_eq!((rest.switches, rest.cycles), (3, Some(30)));
+        assert_eq!(rest.energy[0], RowEnergy { zone: 0, active: 6.0, idle: 1.5 });
+        assert_eq!(telemetry.snapshot().len(), 1);
+    }
+}
