@@ -145,10 +145,8 @@ fn a_thousand_reloads_lose_no_window_and_leak_nothing() {
     let file = ConfigFile::new(&config("50ms", ""));
     let agent = Running::with_config(&file);
     agent.wait_for_windows(5);
-    let mut load = Command::new("sh")
-        .args(["-c", "while :; do :; done | while read x; do :; done"])
-        .spawn()
-        .unwrap();
+    // One process, so that killing it ends all of it.
+    let load = Load(Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap());
     let reloads = |a: &Running| a.log().matches("reloaded: nothing changed").count();
     let reload = |n: usize| {
         agent.signal(Signal::SIGHUP);
@@ -158,8 +156,7 @@ fn a_thousand_reloads_lose_no_window_and_leak_nothing() {
     let before = (fds(agent.pid()), threads(agent.pid()), rss_kib(agent.pid()));
     (21..=1000).for_each(reload);
     let after = (fds(agent.pid()), threads(agent.pid()), rss_kib(agent.pid()));
-    let _ = load.kill();
-    let _ = load.wait();
+    drop(load);
     assert_eq!((before.0, before.1), (after.0, after.1), "descriptors and threads");
     assert!(after.2 < before.2 + 4096, "memory: {} KiB, then {} KiB", before.2, after.2);
     let lines = agent.lines.lock().unwrap().clone();
@@ -173,6 +170,16 @@ fn a_thousand_reloads_lose_no_window_and_leak_nothing() {
     }
     agent.signal(Signal::SIGTERM);
     assert_eq!(agent.end().0, Some(0));
+}
+
+/// A busy process, ended with the test however that ends.
+struct Load(std::process::Child);
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
 /// Stolen time of the whole machine in nanoseconds.

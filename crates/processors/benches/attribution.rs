@@ -27,11 +27,12 @@ fn rows() -> Vec<UsageRow> {
                 cgroup: CgroupRef::Path(cgroup.into()),
                 ..Process::unknown(Tgid(1_000_000 + pid))
             };
-            let base =
-                [(attr::PROCESS_PID, pid.into()), (attr::PROCESS_EXECUTABLE_NAME, "worker".into())];
+            let mut base = AttributeSet::new();
+            base.set(attr::PROCESS_PID, pid);
+            base.set(attr::PROCESS_EXECUTABLE_NAME, "worker");
             UsageRow {
                 process: Some(Arc::new(process)),
-                attributes: Arc::new(base.into_iter().collect::<AttributeSet>()),
+                attributes: Arc::new(base),
                 state: State::Running,
                 cpu: Nanos(1),
                 cycles: None,

@@ -12,6 +12,8 @@
 //! per CPU.
 
 mod assemble;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 #[cfg(test)]
 mod tests;
 

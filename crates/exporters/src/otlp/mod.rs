@@ -22,6 +22,8 @@
 pub mod config;
 mod encode;
 mod env;
+#[cfg(feature = "fuzzing")]
+pub mod fuzz;
 mod grpc;
 mod http;
 mod requests;

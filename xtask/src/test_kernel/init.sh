@@ -1,0 +1,43 @@
+#!/bin/sh
+# The guest's first process: runs every test and says for each how it went, then powers off.
+export PATH=/bin HOME=/tmp WATTPIPE=/test/wattpipe WATTPIPE_GUEST=1
+/bin/busybox --install -s /bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+mount -t tmpfs tmp /tmp
+mount -t tmpfs run /run
+mount -t tracefs trace /sys/kernel/tracing
+mount -t cgroup2 cgroup /sys/fs/cgroup
+ulimit -l unlimited
+echo 1 > /proc/sys/kernel/printk
+echo "GUEST $(uname -r) $(uname -m) $(cut -d' ' -f1 /proc/uptime) s after its start"
+
+cell() {
+    name=$1
+    shift
+    if "$@" 2>&1; then echo "CELL $name ok"; else echo "CELL $name failed"; fi
+}
+
+cd /test
+cell source_tests /test/source --test-threads=2 --quiet
+cell probe_variants /test/source --ignored --test-threads=1 kernel_tests
+cell windows /test/guest --ignored windows_add_up
+# A hardware counter's device is there, or the machine has none.
+if ls /sys/bus/event_source/devices | grep -q -e '^cpu$' -e '^armv8'; then
+    cell cycles /test/guest --ignored cycles_are_counted
+else
+    cell no_cycles /test/guest --ignored cycles_that_cannot_be_counted_are_told
+fi
+cell hotplug /test/guest --ignored a_cpu_goes_off
+cell stopped_reader /test/faults --ignored a_stopped_reader
+cell detached /test/faults --ignored every_end_detaches
+cell clocks /test/guest --ignored clocks_may_jump
+if ls /test/modules/*.ko > /dev/null 2>&1; then
+    for module in powercap rapl_msr fakemeter; do
+        if [ -f /test/modules/$module.ko ]; then insmod /test/modules/$module.ko; fi
+    done
+    cell powercap /test/guest --ignored powercap_is_read
+fi
+echo "GUEST DONE $(cut -d' ' -f1 /proc/uptime)"
+poweroff -f
