@@ -153,3 +153,47 @@ fn the_service_manager_is_told() {
     hear("STOPPING=1");
     assert_eq!(agent.end().0, Some(0));
 }
+
+/// The first request to this listener: its request line and its body's length.
+fn first_request(listener: &std::net::TcpListener) -> (String, usize) {
+    use std::io::{BufRead, BufReader, Read, Write};
+    let (stream, _) = listener.accept().unwrap();
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let (mut first, mut length) = (String::new(), 0);
+    reader.read_line(&mut first).unwrap();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap();
+        }
+        if line.trim().is_empty() {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    let _ = (&stream).write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+    (first.trim().to_owned(), length)
+}
+
+#[test]
+fn own_metrics_are_pushed_where_the_environment_says_so() {
+    let receiver = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let file = ConfigFile::new(&config("50ms", ""));
+    let mut command = binary::wattpipe();
+    command.arg("--config").arg(file.path());
+    command
+        .env(
+            "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
+            format!("http://{}/v1/metrics", receiver.local_addr().unwrap()),
+        )
+        .env("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        .env("OTEL_METRIC_EXPORT_INTERVAL", "200");
+    let agent = Running::start(&mut command);
+    let (request, length) = first_request(&receiver);
+    assert_eq!(request, "POST /v1/metrics HTTP/1.1");
+    assert!(length > 100, "{length} bytes");
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.end().0, Some(0));
+}
