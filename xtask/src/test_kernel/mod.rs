@@ -148,8 +148,9 @@ pub(crate) fn test_kernel(args: &Args) -> Result<()> {
                 Some(programs) => programs,
                 None => programs.insert(build::programs(arch)?),
             };
+            // One kernel that does not come up is a result too; the others are still of interest.
             let outcome = run::one(kernel, programs, &cache)
-                .with_context(|| format!("kernel {}", kernel.name()))?;
+                .unwrap_or_else(|error| run::Outcome::broken(kernel, &error));
             outcome.print();
             failed.extend(outcome.failures());
             outcome.save(&cache)?;

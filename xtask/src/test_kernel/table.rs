@@ -17,6 +17,7 @@ const END: &str = "<!-- end of table -->\n";
 
 /// The order of the rows; a test that is not here comes last.
 const ROWS: &[&str] = &[
+    "boot",
     "source_tests",
     "probe_variants",
     "windows",

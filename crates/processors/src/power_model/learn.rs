@@ -11,7 +11,9 @@
 use super::{keys::Slot, linear::Symmetric};
 
 /// Half-lives of the two learnt sets, in seconds.
-const HALF_LIVES: [f64; 2] = [4.0, 120.0];
+const HALF_LIVES: [f64; 2] = [3.0, 120.0];
+/// Sets with a longer half-life than this count it in time that at least one CPU's worth ran.
+const PACED: f64 = 60.0;
 /// Half-life of the record of prediction errors, in seconds.
 const ERROR_HALF_LIFE: f64 = 20.0;
 /// Learnt coefficients must predict this much better to be taken, and are kept until worse.
@@ -44,6 +46,8 @@ pub(super) struct Interval {
     pub(super) seconds: f64,
     /// Seconds during which any CPU was busy.
     pub(super) any_busy: f64,
+    /// CPU seconds that processes ran.
+    pub(super) busy: f64,
     /// Weighted seconds by slot, each slot once.
     pub(super) weights: Vec<(Slot, f64)>,
 }
@@ -122,7 +126,11 @@ impl Fit {
             self.variance = Some((keep * variance + (1.0 - keep) * clipped * clipped).max(floor));
         }
         let clip = if judged { (clipped / residual.abs().max(1e-300)).min(1.0) } else { 1.0 };
-        self.scale *= (-interval.seconds * std::f64::consts::LN_2 / self.half_life).exp();
+        // Little is learnt while little runs, and no more forgotten; what forgets fast follows
+        // changes instead.
+        let pace =
+            if self.half_life > PACED { (interval.busy / interval.seconds).min(1.0) } else { 1.0 };
+        self.scale *= (-pace * interval.seconds * std::f64::consts::LN_2 / self.half_life).exp();
         if self.scale < 1e-9 {
             self.information.scale(self.scale);
             self.right.iter_mut().for_each(|r| *r *= self.scale);
@@ -504,7 +512,7 @@ mod tests {
             let noise = if i % 2 == 0 { 0.002 } else { -0.002 };
             let joules = 0.1 * (20.0 + 2.0 * a + 6.0 * b) * (1.0 + noise);
             let weights = vec![(1, 0.1 * a), (2, 0.1 * b)];
-            learner.observe(&Interval { joules, seconds: 0.1, any_busy: 0.1, weights });
+            learner.observe(&Interval { joules, seconds: 0.1, any_busy: 0.1, busy: 0.1, weights });
             if i % 10 == 9 {
                 learner.solve(Some((20.0, 0.4)));
             }

@@ -274,6 +274,7 @@ impl ZoneState {
         features.joules = joules;
         features.seconds = totals.seconds();
         features.any_busy = totals.any_busy * 1e-9;
+        features.busy = totals.busy * 1e-9;
         features.weights.clear();
         let used = self.by_slot.iter().enumerate().filter(|(_, w)| **w > 0.0);
         features.weights.extend(used.map(|(slot, w)| (slot as Slot, *w)));

@@ -84,6 +84,24 @@ impl Mapping {
         Ok(Self { base, bytes })
     }
 
+    /// Memory of its own, zeroed, to play the kernel's side in tests (and under miri).
+    #[cfg(test)]
+    pub(crate) fn anonymous(bytes: usize) -> Self {
+        // SAFETY: a fresh private mapping at an address of the kernel's choice; it is checked below.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        assert_ne!(base, libc::MAP_FAILED);
+        Self { base: NonNull::new(base.cast()).unwrap(), bytes }
+    }
+
     /// Address of `bytes` bytes at `offset`, aligned for `T`; `None` outside the mapping.
     pub(crate) fn at<T>(&self, offset: usize, bytes: usize) -> Option<*const T> {
         let end = offset.checked_add(bytes)?;
