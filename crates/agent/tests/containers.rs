@@ -3,6 +3,11 @@
 //!
 //! The root file system is busybox alone; no image is pulled. Everything made (cgroups, bundles,
 //! storage) is removed again.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test's helpers fail with it, as its functions do"
+)]
 
 mod containers {
     pub(crate) mod agent;
