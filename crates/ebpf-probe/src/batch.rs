@@ -87,15 +87,18 @@ fn full(batch: &mut Batch, used: u64, flags: u32) {
 /// itself at the next window's edge: its own wakeups are switches too.
 #[inline(always)]
 pub(crate) fn output(batch: &mut Batch, used: u64, flags: u32) -> bool {
-    let used = if used > LAST + ENTRY { LAST + ENTRY } else { used };
     batch.header.cpu = unsafe { bpf_get_smp_processor_id() };
     batch.header.flags = flags;
-    batch.header.count = (used / ENTRY) as u32;
     let wakeup = if SWITCHES.query(BPF_RB_AVAIL_DATA.into()) >= watermark() {
         BPF_RB_FORCE_WAKEUP
     } else {
         BPF_RB_NO_WAKEUP
     };
+    // For the verifier, and after the call above: before 5.11 it forgets the bounds of what has to
+    // be kept on the stack meanwhile.
+    let used = core::hint::black_box(used);
+    let used = if used > LAST + ENTRY { LAST + ENTRY } else { used };
+    batch.header.count = (used / ENTRY) as u32;
     let bytes = HEADER_BYTES + used as usize;
     // SAFETY: head and entries follow one another, and `bytes` ends with the last entry.
     let data =

@@ -37,15 +37,25 @@ pub enum ExportError {
 /// anybody else; it runs inside the agent's tokio runtime, so it may await there too.
 #[async_trait]
 pub trait Exporter: Send {
-    /// Opens what it needs. An error here fails the start of the agent.
+    /// Opens what it needs.
+    ///
+    /// # Errors
+    /// Any error here fails the start of the agent.
     async fn start(&mut self) -> Result<(), ExportError> {
         Ok(())
     }
 
     /// Takes a batch. Returning `Ok` means sent, or held in a queue of the exporter's own.
+    ///
+    /// # Errors
+    /// [`ExportError::Failed`]: this batch is lost and counted, the next one comes.
+    /// [`ExportError::Closed`] and [`ExportError::Fatal`] are its end.
     async fn export(&mut self, batch: Batch) -> Result<(), ExportError>;
 
     /// Sends what it holds, within `timeout`, and lets go of everything.
+    ///
+    /// # Errors
+    /// Where something that it held is lost; it is logged.
     async fn shutdown(&mut self, timeout: Duration) -> Result<(), ExportError> {
         let _ = timeout;
         Ok(())
@@ -74,5 +84,8 @@ pub trait ExporterComponent: Exporter + Sized + 'static {
     }
 
     /// Makes it from validated configuration. No I/O here.
+    ///
+    /// # Errors
+    /// What validation could not see. The agent does not start; a reload is refused.
     fn build(config: Self::Config, context: &BuildContext) -> Result<Self, BuildError>;
 }

@@ -31,6 +31,9 @@ pub trait Processor: Send {
     fn process(&mut self, batch: Batch) -> Result<Option<Batch>, ProcessorError>;
 
     /// Gives what it still holds, at shutdown or before it is replaced.
+    ///
+    /// # Errors
+    /// Where that cannot be had any more; it is logged.
     fn flush(&mut self) -> Result<Option<Batch>, ProcessorError> {
         Ok(None)
     }
@@ -58,5 +61,8 @@ pub trait ProcessorComponent: Processor + Sized + 'static {
     type Config: Config;
 
     /// Makes it from validated configuration. No I/O here.
+    ///
+    /// # Errors
+    /// What validation could not see. The agent does not start; a reload is refused.
     fn build(config: Self::Config, context: &BuildContext) -> Result<Self, BuildError>;
 }

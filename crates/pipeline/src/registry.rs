@@ -107,6 +107,9 @@ pub struct BuildContext {
 /// trait is sealed, so that methods can be added.
 pub trait Factory<T: ?Sized>: sealed::Sealed + Send + Sync {
     /// Builds it. No I/O.
+    ///
+    /// # Errors
+    /// What the component's own `build` says.
     fn build(&self, context: &BuildContext) -> Result<Box<T>, BuildError>;
     /// The configuration with every default filled in, secrets redacted.
     fn effective(&self) -> serde_json::Value;
@@ -318,7 +321,10 @@ impl Registry {
     }
 }
 
-/// Typed configuration from a value (an empty one means defaults), or what is wrong with it.
+/// Typed configuration from a value; an empty one means defaults.
+///
+/// # Errors
+/// All that is wrong with it.
 pub fn parse_config<C: Config>(value: &Value) -> Result<C, Vec<ConfigProblem>> {
     let config = match value {
         Value::Empty(..) => C::default(),

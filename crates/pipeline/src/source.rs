@@ -70,6 +70,9 @@ pub struct BatchSender {
 
 impl BatchSender {
     /// From async code.
+    ///
+    /// # Errors
+    /// [`Closed`] when the chain has ended: stop.
     pub async fn send(&self, batch: Batch) -> Result<(), Closed> {
         self.privileges.lower_inherited();
         self.gate.pass().await?;
@@ -77,6 +80,9 @@ impl BatchSender {
     }
 
     /// From a plain thread.
+    ///
+    /// # Errors
+    /// [`Closed`] when the chain has ended: stop.
     pub fn blocking_send(&self, batch: Batch) -> Result<(), Closed> {
         self.privileges.lower_inherited();
         self.gate.pass_blocking()?;
@@ -134,6 +140,9 @@ impl Pace {
 #[async_trait]
 pub trait Source: Send {
     /// Runs to the end of the input or to shutdown.
+    ///
+    /// # Errors
+    /// See [`SourceError`]; anything else than the end of the input or of the agent is one.
     async fn run(self: Box<Self>, context: SourceContext) -> Result<(), SourceError>;
 }
 
@@ -151,5 +160,8 @@ pub trait SourceComponent: Source + Sized + 'static {
     type Config: Config;
 
     /// Makes it from validated configuration. No I/O here.
+    ///
+    /// # Errors
+    /// What validation could not see. The agent does not start; a reload is refused.
     fn build(config: Self::Config, context: &BuildContext) -> Result<Self, BuildError>;
 }

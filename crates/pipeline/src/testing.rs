@@ -168,6 +168,9 @@ impl SwitchesBuilder {
 }
 
 /// Runs batches through processors in order and returns the usage that comes out, flushes included.
+///
+/// # Errors
+/// The first error of a processor.
 pub fn run_chain(
     processors: &mut [Box<dyn Processor>],
     batches: impl IntoIterator<Item = Batch>,

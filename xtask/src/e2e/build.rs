@@ -43,23 +43,29 @@ pub(super) fn all(base: &Path) -> Result<Tools> {
     let collector = once(base, "collector", &format!("{COLLECTOR:?}{COLLECTOR_MAIN}"), || {
         build_go(base, "collector", COLLECTOR, main, &[(".", "")])
     })?;
+    let prometheus = prometheus(base)?;
+    Ok(Tools {
+        rotel: PathBuf::from(rotel),
+        collector: PathBuf::from(collector).join("collector"),
+        promtool: prometheus.join("promtool"),
+        prometheus: prometheus.join("prometheus"),
+    })
+}
+
+/// The directory with `prometheus` and `promtool`.
+pub(crate) fn prometheus(base: &Path) -> Result<PathBuf> {
     let packages = [
         ("github.com/prometheus/prometheus/cmd/prometheus", PROMETHEUS_TAGS),
         ("github.com/prometheus/prometheus/cmd/promtool", PROMETHEUS_TAGS),
     ];
-    let prometheus = once(base, "prometheus", &format!("{PROMETHEUS:?}"), || {
+    let made = once(base, "prometheus", &format!("{PROMETHEUS:?}"), || {
         build_go(base, "prometheus", PROMETHEUS, ("tools.go", PROMETHEUS_TOOLS), &packages)
     })?;
-    Ok(Tools {
-        rotel: PathBuf::from(rotel),
-        collector: PathBuf::from(collector).join("collector"),
-        promtool: PathBuf::from(&prometheus).join("promtool"),
-        prometheus: PathBuf::from(prometheus).join("prometheus"),
-    })
+    Ok(PathBuf::from(made))
 }
 
 /// Runs `make` unless it has been run for this very `version`; gives what it gave.
-fn once(
+pub(crate) fn once(
     base: &Path,
     name: &str,
     version: &str,
@@ -90,7 +96,8 @@ fn install_rotel(base: &Path) -> Result<PathBuf> {
     Ok(PathBuf::from(path.trim()))
 }
 
-fn build_go(
+/// Builds `packages` of a module of its own that requires `modules`; the directory they are in.
+pub(crate) fn build_go(
     base: &Path,
     name: &str,
     modules: &[&str],

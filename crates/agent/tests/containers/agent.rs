@@ -49,6 +49,20 @@ impl Agent {
         Self::spawn(ebpf, attribution, command)
     }
 
+    /// With a `/proc` that numbers processes otherwise than the kernel does.
+    pub(crate) fn start_in_pid_namespace(ebpf: &str, attribution: &str) -> Self {
+        let mut command = Command::new("unshare");
+        // The agent is a child of unshare, which ends with its status.
+        command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]);
+        command.arg(env!("CARGO_BIN_EXE_wattpipe"));
+        Self::spawn(ebpf, attribution, command)
+    }
+
+    /// What it has logged so far.
+    pub(crate) fn errors(&self) -> String {
+        fs::read_to_string(self.path("err")).unwrap_or_default()
+    }
+
     fn spawn(ebpf: &str, attribution: &str, mut command: Command) -> Self {
         let dir = tempfile::tempdir().expect("a temporary folder");
         let config = format!(
@@ -113,8 +127,16 @@ impl Agent {
     /// Ends it after one more whole window and reads what it printed.
     pub(crate) fn finish(mut self) -> Rows {
         self.wait_windows(2);
-        let pid = Pid::from_raw(i32::try_from(self.child.id()).expect("a pid"));
-        kill(pid, Signal::SIGINT).expect("the agent is there");
+        let own = self.child.id();
+        let children = fs::read_to_string(format!("/proc/{own}/task/{own}/children"));
+        let is_unshare =
+            fs::read_to_string(format!("/proc/{own}/comm")).is_ok_and(|c| c == "unshare\n");
+        let pid = children
+            .ok()
+            .filter(|_| is_unshare)
+            .and_then(|c| c.split_whitespace().next()?.parse().ok())
+            .unwrap_or_else(|| i32::try_from(own).expect("a pid"));
+        kill(Pid::from_raw(pid), Signal::SIGINT).expect("the agent is there");
         let status = self.child.wait().expect("the agent ends");
         let errors = fs::read_to_string(self.path("err")).unwrap_or_default();
         assert!(status.success(), "{status}: {errors}");

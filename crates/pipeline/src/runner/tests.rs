@@ -29,6 +29,8 @@ struct Ticker {
     /// It fails before this window, once.
     fails_at: Arc<AtomicU64>,
     starts: Arc<AtomicU32>,
+    /// It never works.
+    broken: Option<fn() -> SourceError>,
 }
 
 impl Ticker {
@@ -38,6 +40,7 @@ impl Ticker {
             last,
             fails_at: Arc::new(AtomicU64::new(0)),
             starts: Arc::default(),
+            broken: None,
         }
     }
 }
@@ -45,6 +48,9 @@ impl Ticker {
 #[async_trait]
 impl Source for Ticker {
     async fn run(self: Box<Self>, mut context: SourceContext) -> Result<(), SourceError> {
+        if let Some(broken) = self.broken {
+            return Err(broken());
+        }
         self.starts.fetch_add(1, SeqCst);
         while !context.shutdown.is_triggered() {
             let end = self.next.load(SeqCst);
@@ -270,13 +276,22 @@ async fn a_reload_that_fails_leaves_everything_running() {
     let count = seen.lock().unwrap().len();
     wait_for(&seen, count + 20).await;
 
-    // A source that fails at once is put back, too.
-    let broken =
-        Ticker { last: 7_777_777, next: Arc::new(AtomicU64::new(50_000)), ..Ticker::to(1) };
-    broken.fails_at.store(50_000, SeqCst);
+    // A source that this host does not allow: the one that runs is not even stopped.
+    let unavailable =
+        || SourceError::Unavailable { what: "no rights".into(), remedy: "get some".into() };
+    let broken = Ticker { broken: Some(unavailable), ..Ticker::to(1) };
+    let bad = graph(&broken, (0, Step::default()), (0, Keeper::new(&seen)));
+    let reason = runner.apply(bad).await.unwrap_err();
+    assert_eq!(reason, "source `ticker`: no rights\n  get some");
+    assert_eq!(ticker.starts.load(SeqCst), 1);
+
+    // A source that fails otherwise: what ran before is put back.
+    let torn = || SourceError::Failed { what: "torn".into(), source: None };
+    let broken = Ticker { broken: Some(torn), ..Ticker::to(2) };
     let bad = graph(&broken, (0, Step::default()), (0, Keeper::new(&seen)));
     let reason = runner.apply(bad).await.unwrap_err();
     assert_eq!(reason, "source `ticker`: torn");
+    assert_eq!(ticker.starts.load(SeqCst), 2);
     let count = seen.lock().unwrap().len();
     wait_for(&seen, count + 20).await;
     assert_eq!(runner.drain().await, Outcome::Done);

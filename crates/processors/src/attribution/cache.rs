@@ -37,6 +37,8 @@ pub struct Cache {
     users: Arc<Users>,
     generation: u64,
     window: u64,
+    /// The window of the last sweep for want of room: one a window is enough.
+    swept: u64,
     evicted: Counter,
     size: Gauge,
 }
@@ -72,6 +74,7 @@ impl Cache {
             users: Arc::default(),
             generation: u64::MAX,
             window: 0,
+            swept: 0,
             evicted: telemetry.counter(
                 "wattpipe_attribution_evicted_total",
                 "Processes dropped from the cache while they may still run.",
@@ -161,7 +164,9 @@ impl Cache {
         let group = self.group_of(process, details.as_deref(), knowledge, ask);
         let facts = group.and_then(|g| self.groups.facts(g));
         let full = Arc::new(facts::complete(base, process, details.as_deref(), facts, &self.users));
-        if self.entries.len() >= MAX_PROCESSES && !self.entries.contains_key(&key) {
+        let full_up = self.entries.len() >= MAX_PROCESSES && !self.entries.contains_key(&key);
+        if full_up && self.swept != self.window {
+            self.swept = self.window;
             self.sweep(UNSEEN / 10);
         }
         if self.entries.len() < MAX_PROCESSES || self.entries.contains_key(&key) {
@@ -262,6 +267,8 @@ struct Groups {
     pathless: usize,
     /// Names that are still missing are to be asked for again.
     ask_again: bool,
+    /// Swept for want of room in this window already.
+    swept: bool,
 }
 
 #[derive(Debug)]
@@ -293,7 +300,9 @@ impl Groups {
             return Some(at);
         }
         if self.index.len() >= MAX_GROUPS {
-            self.sweep();
+            if !std::mem::replace(&mut self.swept, true) {
+                self.sweep();
+            }
             if self.index.len() >= MAX_GROUPS {
                 return None;
             }
@@ -314,6 +323,7 @@ impl Groups {
 
     /// Works groups out anew: all where something changed, else those that still lack a path.
     fn refresh(&mut self, changed: bool, knowledge: &Knowledge, ask: &mut dyn Ask) {
+        self.swept = false;
         let ask_again = std::mem::take(&mut self.ask_again);
         if !changed && !ask_again && self.pathless == 0 {
             return;

@@ -267,13 +267,15 @@ impl Users {
     }
 }
 
-/// Candidates for the host's `/etc/passwd`: through process 1 where `/proc` is mounted elsewhere.
-pub fn passwd_files(host: &wattpipe_pipeline::registry::HostRoots) -> Vec<PathBuf> {
+/// Where a file of the host may be: here, or where `/proc` is mounted elsewhere beside that mount
+/// (`/host/proc` and `/host/etc`) and through process 1.
+pub fn on_host(path: &str, host: &wattpipe_pipeline::registry::HostRoots) -> Vec<PathBuf> {
     if host.procfs == std::path::Path::new("/proc") {
-        vec!["/etc/passwd".into()]
-    } else {
-        vec![host.procfs.join("1/root/etc/passwd")]
+        return vec![path.into()];
     }
+    let below = path.trim_start_matches('/');
+    let beside = host.procfs.parent().map(|root| root.join(below));
+    beside.into_iter().chain([host.procfs.join("1/root").join(below)]).collect()
 }
 
 #[cfg(test)]

@@ -24,7 +24,7 @@ use super::{
     cgroup_path,
     config::{AttributionConfig, Sockets},
     facts::Missing,
-    knowledge::{Knowledge, ProcessKey, Users, passwd_files},
+    knowledge::{Knowledge, ProcessKey, Users, on_host},
     kubernetes,
     lookups::{Lookups, Verdict},
     runtimes::{self, Answer},
@@ -212,7 +212,8 @@ impl Background {
     }
 
     fn refresh_users(&mut self) {
-        let text = passwd_files(&self.host).iter().find_map(|file| fs::read_to_string(file).ok());
+        let files = on_host("/etc/passwd", &self.host);
+        let text = files.iter().find_map(|file| fs::read_to_string(file).ok());
         if text != self.passwd {
             self.knowledge.set_users(Users::parse(text.as_deref().unwrap_or_default()));
             self.passwd = text;

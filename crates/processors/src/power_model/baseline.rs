@@ -20,6 +20,9 @@ const TRUST: f64 = 0.20;
 const RELEASE: f64 = 0.25;
 /// Allowance for the curvature of power over utilisation.
 const CURVATURE: f64 = 0.15;
+/// Wake-up power against idle power, where nothing is known; and the spread of A that tells.
+const WAKE_SHARE: f64 = 0.3;
+const LEAST_SPREAD: f64 = 0.05;
 /// The lowest power is remembered for this many hours.
 const HOURS: usize = 24;
 /// Shorter windows are too noisy for a minimum.
@@ -105,6 +108,18 @@ impl Baseline {
         self.solve(variance);
     }
 
+    /// What of the floor may be the wake-up's instead, where A hardly varies (always some CPU
+    /// busy, or a steady trickle): the two cannot be told apart then, whatever the noise.
+    fn entangled(&self) -> f64 {
+        let [h00, h01, h11] = [(0, 0), (0, 1), (1, 1)].map(|(i, j)| self.h_matrix.at(i, j));
+        if h00 <= 0.0 {
+            return 0.0;
+        }
+        let mean = h01 / h00;
+        let spread = (h11 / h00 - mean * mean).max(0.0).sqrt();
+        WAKE_SHARE * mean * (1.0 - spread / LEAST_SPREAD).max(0.0)
+    }
+
     fn note_minimum(&mut self, power: f64, seconds: f64) {
         if seconds < SHORTEST {
             return;
@@ -140,7 +155,8 @@ impl Baseline {
         self.watts = theta[0].clamp(0.0, lowest);
         let (h00, h02) = (self.h_matrix.at(0, 0), self.h_matrix.at(0, 2));
         let bend = if h00 > 0.0 { CURVATURE * theta[2] * h02 / h00 } else { 0.0 };
-        self.error = (covariance.at(0, 0) + bend * bend).sqrt();
+        let entangled = self.entangled() * self.watts;
+        self.error = (covariance.at(0, 0) + bend * bend + entangled * entangled).sqrt();
         let relative = if self.watts > 0.0 { self.error / self.watts } else { f64::INFINITY };
         self.trusted = if self.trusted {
             relative <= RELEASE

@@ -101,6 +101,10 @@ pub(super) struct Account {
     pub(super) joules: f64,
     pub(super) idle: f64,
     pub(super) unattributed: f64,
+    /// Joules above the floor, as measured: what active and unattributed come to at the edge.
+    pub(super) above: f64,
+    /// By how much intervals fell short of the floor.
+    pub(super) shortfall: f64,
     /// Intervals that were taken.
     pub(super) intervals: u32,
     /// Active joules per row.
@@ -126,6 +130,8 @@ impl Account {
         self.joules = 0.0;
         self.idle = 0.0;
         self.unattributed = 0.0;
+        self.shortfall = 0.0;
+        self.above = 0.0;
         self.intervals = 0;
         self.totals = Totals::default();
     }
@@ -142,22 +148,21 @@ impl Account {
         self.weight[at] += weight;
     }
 
-    /// Books `joules` of which `idle` are the floor's. Of the rest, lost time takes its part by
+    /// Books `joules`, of which `active` are not the floor's. Of those, lost time takes its part by
     /// time, `lost` being how much of it counts as busy; rows take theirs by `share` of (row,
     /// weight, time). With no busy time at all, the rest is unattributed.
     pub(super) fn book(
         &mut self,
         usage: &Usage,
         joules: f64,
-        idle: f64,
+        active: f64,
         lost: f64,
         share: impl Fn(u32, f64, f64) -> f64,
     ) {
         self.joules += joules;
-        self.idle += idle;
+        self.idle += joules - active;
         self.intervals += 1;
         self.totals.add(&usage.totals);
-        let active = (joules - idle).max(0.0);
         let busy = usage.totals.busy;
         let unattributed = if busy > 0.0 { active * lost / (busy + lost) } else { active };
         let shared_out = active - unattributed;
@@ -183,6 +188,23 @@ impl Account {
         }
     }
 
+    /// At an edge: makes active and unattributed energy come to `target`, keeping proportions; the
+    /// rest is the floor's.
+    pub(super) fn settle(&mut self, target: f64) {
+        let target = target.clamp(0.0, self.joules);
+        let all = self.active_sum() + self.unattributed;
+        if all > 0.0 {
+            let by = target / all;
+            for &row in &self.touched {
+                self.active[row as usize] *= by;
+            }
+            self.unattributed *= by;
+        } else {
+            self.unattributed = target;
+        }
+        self.idle = self.joules - target;
+    }
+
     /// Joules of workloads.
     pub(super) fn active_sum(&self) -> f64 {
         self.touched.iter().map(|&row| self.active[row as usize]).sum()
@@ -204,7 +226,7 @@ mod tests {
         usage.totals = Totals { busy: times.iter().sum(), lost, idle: 1.0, ..Totals::default() };
         let mut account = Account::default();
         account.resize(2);
-        account.book(&usage, joules, idle, lost, |_, weight, _| weight);
+        account.book(&usage, joules, joules - idle, lost, |_, weight, _| weight);
         let got = [account.active[0], account.active[1], account.unattributed];
         for (g, e) in got.iter().zip(expected) {
             assert!((g - e).abs() < 1e-12, "{got:?}, expected {expected:?}");

@@ -11,10 +11,11 @@
 use super::{keys::Slot, linear::Symmetric};
 
 /// Half-lives of the two learnt sets, in seconds.
-const HALF_LIVES: [f64; 2] = [10.0, 120.0];
-const COMMON_HALF_LIFE: f64 = 120.0;
+const HALF_LIVES: [f64; 2] = [3.0, 120.0];
+/// Sets with a longer half-life than this count it in time that at least one CPU's worth ran.
+const PACED: f64 = 60.0;
 /// Half-life of the record of prediction errors, in seconds.
-const ERROR_HALF_LIFE: f64 = 60.0;
+const ERROR_HALF_LIFE: f64 = 20.0;
 /// Learnt coefficients must predict this much better to be taken, and are kept until worse.
 const WIN: f64 = 0.9;
 const LOSE: f64 = 1.0;
@@ -26,8 +27,14 @@ const SPREAD: f64 = 0.5;
 const BOUND: f64 = 8.0;
 /// Residuals beyond this many standard deviations are clipped.
 const HUBER: f64 = 2.5;
+/// How much of the residuals' size is remembered from interval to interval.
+const NOISE_KEEP: f64 = 0.99;
 /// Confidence is worked out anew this often, in solves.
 const CONFIDENCE_EVERY: u32 = 5;
+
+/// Up to this many coefficients the system is solved exactly; beyond, in this many steps.
+const EXACT: usize = 40;
+const STEPS: usize = 8;
 
 /// Features before the workloads': Δt and A·Δt.
 const FIXED: usize = 2;
@@ -39,6 +46,8 @@ pub(super) struct Interval {
     pub(super) seconds: f64,
     /// Seconds during which any CPU was busy.
     pub(super) any_busy: f64,
+    /// CPU seconds that processes ran.
+    pub(super) busy: f64,
     /// Weighted seconds by slot, each slot once.
     pub(super) weights: Vec<(Slot, f64)>,
 }
@@ -110,37 +119,120 @@ impl Fit {
         if judged {
             let keep = (-interval.seconds * std::f64::consts::LN_2 / ERROR_HALF_LIFE).exp();
             self.record.add(keep, residual * residual);
-            self.lag = 0.99 * self.lag + residual * self.last;
-            self.square = 0.99 * self.square + residual * residual;
+            let keep = NOISE_KEEP;
+            self.lag = keep * self.lag + residual * self.last;
+            self.square = keep * self.square + residual * residual;
             self.last = residual;
-            self.variance = Some((0.99 * variance + 0.01 * clipped * clipped).max(floor));
+            self.variance = Some((keep * variance + (1.0 - keep) * clipped * clipped).max(floor));
         }
         let clip = if judged { (clipped / residual.abs().max(1e-300)).min(1.0) } else { 1.0 };
-        let rho = if self.square > 0.0 { (self.lag / self.square).clamp(-0.5, 0.9) } else { 0.0 };
-        let deflated = variance * (1.0 + rho) / (1.0 - rho);
-        self.scale *= (-interval.seconds * std::f64::consts::LN_2 / self.half_life).exp();
+        // Little is learnt while little runs, and no more forgotten; what forgets fast follows
+        // changes instead.
+        let pace =
+            if self.half_life > PACED { (interval.busy / interval.seconds).min(1.0) } else { 1.0 };
+        self.scale *= (-pace * interval.seconds * std::f64::consts::LN_2 / self.half_life).exp();
         if self.scale < 1e-9 {
             self.information.scale(self.scale);
             self.right.iter_mut().for_each(|r| *r *= self.scale);
             self.scale = 1.0;
         }
-        let by = clip / deflated / self.scale;
+        let by = clip / self.scale;
         self.information.add_outer(x, by);
         for &(i, v) in x {
             self.right[i] += by * v * interval.joules;
         }
     }
 
+    /// What the sums are multiplied by: forgetting, and the residuals' variance, deflated by their
+    /// autocorrelation. It is applied here, not to each interval as it comes: a change of a
+    /// workload's power shows as large residuals, and must not weigh less for it than what was
+    /// before.
+    fn evidence(&self) -> f64 {
+        let rho = if self.square > 0.0 { (self.lag / self.square).clamp(-0.5, 0.5) } else { 0.0 };
+        let variance = self.variance.unwrap_or(f64::INFINITY) * (1.0 + rho) / (1.0 - rho);
+        self.scale / variance
+    }
+
+    /// The posterior mode within bounds: exactly while there are few coefficients, else a few
+    /// steps from where it was (conjugate gradients: coordinate descent would give what several
+    /// entangled workloads share to the first of them).
+    fn solve(&mut self, prior: &Prior) {
+        let n = self.theta.len();
+        let evidence = self.evidence();
+        let right: Vec<f64> =
+            (0..n).map(|i| evidence * self.right[i] + prior.precision(i) * prior.mean(i)).collect();
+        if n <= EXACT {
+            let mut precision = self.information.clone();
+            precision.scale(evidence);
+            for i in 0..n {
+                precision.add(i, i, prior.precision(i));
+            }
+            if let Some(inverse) = precision.inverse() {
+                self.theta = inverse.times(&right);
+            }
+        } else {
+            self.descend(prior, &right);
+        }
+        let mut bound = false;
+        for i in 0..n {
+            let within = prior.bounded(i, self.theta[i]);
+            bound |= within != self.theta[i];
+            self.theta[i] = within;
+        }
+        if bound {
+            self.sweep(prior);
+        }
+    }
+
+    fn descend(&mut self, prior: &Prior, right: &[f64]) {
+        let n = self.theta.len();
+        let evidence = self.evidence();
+        let diagonal: Vec<f64> =
+            (0..n).map(|i| evidence * self.information.at(i, i) + prior.precision(i)).collect();
+        let times = |x: &[f64]| -> Vec<f64> {
+            let mut product = self.information.times(x);
+            for i in 0..n {
+                product[i] = evidence * product[i] + prior.precision(i) * x[i];
+            }
+            product
+        };
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
+        let mut theta = self.theta.clone();
+        let mut rest: Vec<f64> = times(&theta).iter().zip(right).map(|(a, r)| r - a).collect();
+        let mut scaled: Vec<f64> = rest.iter().zip(&diagonal).map(|(r, d)| r / d).collect();
+        let mut step = scaled.clone();
+        let mut size = dot(&rest, &scaled);
+        for _ in 0..STEPS {
+            let product = times(&step);
+            let curve = dot(&step, &product);
+            if curve <= 0.0 || size <= 0.0 {
+                break;
+            }
+            let by = size / curve;
+            for i in 0..n {
+                theta[i] += by * step[i];
+                rest[i] -= by * product[i];
+                scaled[i] = rest[i] / diagonal[i];
+            }
+            let next = dot(&rest, &scaled);
+            let turn = next / size;
+            step.iter_mut().zip(&scaled).for_each(|(p, z)| *p = z + turn * *p);
+            size = next;
+        }
+        self.theta = theta;
+    }
+
     /// One sweep of coordinate descent towards the posterior mode within bounds.
     fn sweep(&mut self, prior: &Prior) {
+        let evidence = self.evidence();
         for i in 0..self.theta.len() {
             let precision = prior.precision(i);
             let row = self.information.row(i);
             let others: f64 = row.iter().zip(&self.theta).map(|(g, t)| g * t).sum::<f64>()
                 - row[i] * self.theta[i];
-            let divisor = self.scale * row[i] + precision;
+            let divisor = evidence * row[i] + precision;
             if divisor > 0.0 {
-                let target = self.scale * (self.right[i] - others) + precision * prior.mean(i);
+                let target = evidence * (self.right[i] - others) + precision * prior.mean(i);
                 self.theta[i] = prior.bounded(i, target / divisor);
             }
         }
@@ -183,8 +275,9 @@ impl Prior {
 /// Coefficients of one zone.
 #[derive(Clone, Debug)]
 pub(super) struct Learner {
-    /// [Δt, A·Δt, Σw].
-    common: Fit,
+    /// [Δt, A·Δt, Σw], forgetting fast and slowly, so that a learnt set does not win for following
+    /// a drift that has nothing to do with workloads.
+    commons: [Fit; 2],
     fits: [Fit; 2],
     seconds: f64,
     intervals: u32,
@@ -197,7 +290,7 @@ pub(super) struct Learner {
 impl Default for Learner {
     fn default() -> Self {
         Self {
-            common: Fit::new(COMMON_HALF_LIFE, FIXED + 1),
+            commons: HALF_LIVES.map(|h| Fit::new(h, FIXED + 1)),
             fits: HALF_LIVES.map(|h| Fit::new(h, FIXED + 1)),
             seconds: 0.0,
             intervals: 0,
@@ -221,14 +314,14 @@ impl Learner {
             return 0.0;
         }
         match self.used {
-            Use::Common => self.common.theta[1],
+            Use::Common => self.common().theta[1],
             Use::Learnt(k) => self.fits[k].theta[1],
         }
     }
 
     /// See [`Self::wake`].
     pub(super) fn coefficient(&self, slot: Slot) -> f64 {
-        let common = if self.warm() { self.common.theta[FIXED] } else { 1.0 };
+        let common = if self.warm() { self.common().theta[FIXED] } else { 1.0 };
         let common = if common > 0.0 { common } else { 1.0 };
         match self.used {
             Use::Learnt(k) if self.warm() => {
@@ -237,6 +330,22 @@ impl Learner {
             }
             _ => common,
         }
+    }
+
+    /// How much of an interval's deviation from the prediction is taken for real: `None` while
+    /// there is no prediction. What one reading shows too much the next shows too little, so that
+    /// errors of readings give residuals of neighbours that go against each other (correlation
+    /// −½), while workloads that really draw something else give residuals that go together.
+    pub(super) fn gain(&self) -> Option<f64> {
+        if !self.warm() {
+            return None;
+        }
+        let fit = match self.used {
+            Use::Common => self.common(),
+            Use::Learnt(k) => &self.fits[k],
+        };
+        let rho = if fit.square > 0.0 { fit.lag / fit.square } else { 0.0 };
+        Some((1.0 + 2.0 * rho).clamp(0.0, 1.0))
     }
 
     /// How far a slot's power could be told from the others': 0 where the common coefficient is
@@ -258,7 +367,7 @@ impl Learner {
             if i < fit.theta.len() {
                 fit.information.forget(i);
                 fit.right[i] = 0.0;
-                fit.theta[i] = self.common.theta[FIXED];
+                fit.theta[i] = self.commons[1].theta[FIXED];
             }
         }
     }
@@ -274,12 +383,14 @@ impl Learner {
         self.x.clear();
         self.x.extend(fixed);
         self.x.push((FIXED, sum));
-        self.common.observe(&self.x, interval, judged);
+        for common in &mut self.commons {
+            common.observe(&self.x, interval, judged);
+        }
         self.x.truncate(FIXED);
         self.x.extend(interval.weights.iter().map(|&(s, w)| (FIXED + usize::from(s), w)));
         let n = self.x.iter().map(|(i, _)| i + 1).max().unwrap_or(FIXED);
         for fit in &mut self.fits {
-            fit.grow(n, self.common.theta[FIXED]);
+            fit.grow(n, self.commons[1].theta[FIXED]);
             fit.observe(&self.x, interval, judged);
         }
         self.seconds += interval.seconds;
@@ -290,35 +401,39 @@ impl Learner {
     pub(super) fn solve(&mut self, floor: Option<(f64, f64)>) {
         let idle = floor.unwrap_or((0.0, 1e6));
         let prior = Prior { common: 1.0, idle, wake: (0.0, 1e6) };
-        // Three coefficients: exactly, with nothing known of the third beforehand.
-        let Some(theta) = solve_common(&self.common, &prior) else { return };
-        self.common.theta = theta;
-        let common = self.common.theta[FIXED];
-        if common <= 0.0 {
-            self.used = Use::Common;
-            return;
+        // Three coefficients, with nothing known of the third beforehand.
+        for common in &mut self.commons {
+            let Some(theta) = solve_common(common, &prior) else { return };
+            common.theta = theta;
         }
-        let fixed = &self.common.theta;
-        let prior = Prior {
-            common,
-            idle: floor.unwrap_or((fixed[0], 0.3 * fixed[0].max(1e-3))),
-            wake: (fixed[1], 0.5 * fixed[1].max(0.2 * common)),
-        };
-        for fit in &mut self.fits {
-            fit.sweep(&prior);
-            fit.sweep(&prior);
+        for (fit, common) in self.fits.iter_mut().zip(&self.commons) {
+            let [idle, wake, each] = [0, 1, FIXED].map(|i| common.theta[i]);
+            if each <= 0.0 {
+                self.used = Use::Common;
+                return;
+            }
+            let prior = prior_of(floor, idle, wake, each);
+            fit.solve(&prior);
         }
         self.choose();
         self.solves += 1;
         if let Use::Learnt(k) = self.used
             && self.solves % CONFIDENCE_EVERY == 1
         {
+            let [idle, wake, each] = [0, 1, FIXED].map(|i| self.commons[k].theta[i]);
+            let prior = prior_of(floor, idle, wake, each);
             self.confidence = confidence(&self.fits[k], &prior).unwrap_or_default();
         }
     }
 
+    /// The common set that predicts better.
+    fn common(&self) -> &Fit {
+        let [fast, slow] = &self.commons;
+        if fast.record.0 < slow.record.0 { fast } else { slow }
+    }
+
     fn choose(&mut self) {
-        let common = self.common.record.0;
+        let common = self.common().record.0;
         let best = if self.fits[0].record.0 < self.fits[1].record.0 { 0 } else { 1 };
         let ratio = self.fits[best].record.0 / common.max(1e-300);
         self.used = match self.used {
@@ -332,10 +447,19 @@ impl Learner {
     }
 }
 
+fn prior_of(floor: Option<(f64, f64)>, idle: f64, wake: f64, each: f64) -> Prior {
+    Prior {
+        common: each,
+        idle: floor.unwrap_or((idle, 0.3 * idle.max(1e-3))),
+        wake: (wake, 0.5 * wake.max(0.2 * each)),
+    }
+}
+
 fn solve_common(fit: &Fit, prior: &Prior) -> Option<Vec<f64>> {
     let mut precision = fit.information.clone();
-    precision.scale(fit.scale);
-    let mut right: Vec<f64> = fit.right.iter().map(|r| r * fit.scale).collect();
+    let evidence = fit.evidence();
+    precision.scale(evidence);
+    let mut right: Vec<f64> = fit.right.iter().map(|r| r * evidence).collect();
     for i in 0..FIXED {
         precision.add(i, i, prior.precision(i));
         right[i] += prior.precision(i) * prior.mean(i);
@@ -358,7 +482,7 @@ fn solve_common(fit: &Fit, prior: &Prior) -> Option<Vec<f64>> {
 /// prior's variance left; their difference is as unknown as before, and that is what counts.
 fn confidence(fit: &Fit, prior: &Prior) -> Option<Vec<f32>> {
     let mut precision = fit.information.clone();
-    precision.scale(fit.scale);
+    precision.scale(fit.evidence());
     for i in 0..precision.len() {
         precision.add(i, i, prior.precision(i));
     }
@@ -388,7 +512,7 @@ mod tests {
             let noise = if i % 2 == 0 { 0.002 } else { -0.002 };
             let joules = 0.1 * (20.0 + 2.0 * a + 6.0 * b) * (1.0 + noise);
             let weights = vec![(1, 0.1 * a), (2, 0.1 * b)];
-            learner.observe(&Interval { joules, seconds: 0.1, any_busy: 0.1, weights });
+            learner.observe(&Interval { joules, seconds: 0.1, any_busy: 0.1, busy: 0.1, weights });
             if i % 10 == 9 {
                 learner.solve(Some((20.0, 0.4)));
             }
@@ -407,7 +531,7 @@ mod tests {
         let ratio = learner.coefficient(2) / learner.coefficient(1);
         assert!((2.5..3.5).contains(&ratio), "{ratio}");
         assert!(learner.confidence(1).unwrap() > 0.8 && learner.confidence(2).unwrap() > 0.8);
-        assert_eq!(learner.coefficient(9), learner.common.theta[FIXED], "never seen");
+        assert_eq!(learner.coefficient(9), learner.commons[1].theta[FIXED], "never seen");
     }
 
     #[test]
@@ -430,6 +554,6 @@ mod tests {
     fn a_slot_that_changes_hands_starts_from_the_common_coefficient() {
         let mut learner = learn(120, varied);
         learner.forget(2);
-        assert_eq!(learner.coefficient(2), learner.common.theta[FIXED]);
+        assert_eq!(learner.coefficient(2), learner.commons[1].theta[FIXED]);
     }
 }

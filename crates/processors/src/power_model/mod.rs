@@ -40,6 +40,7 @@ use wattpipe_pipeline::{
     processor::{Processor, ProcessorComponent, ProcessorError},
     registry::{BuildContext, BuildError},
     telemetry::{Gauge, Telemetry},
+    units::Nanos,
     zones,
 };
 
@@ -172,7 +173,7 @@ impl PowerModel {
         }
         self.check_sums(batch);
         self.tell_confidence(&mut batch.rows[..real_rows], &batch.zones);
-        self.learn();
+        self.learn(batch.window.end);
         self.settle(batch, real_rows);
         if self.count_dropped() {
             batch.window.complete = false;
@@ -249,10 +250,10 @@ impl PowerModel {
     }
 
     /// Once a window: what is learnt, and what is to be seen of it.
-    fn learn(&mut self) {
+    fn learn(&mut self, end: Nanos) {
         for zone in &mut self.zones {
             let before = zone.baseline().is_some_and(|b| b.trusted().is_some());
-            zone.learn_window();
+            zone.learn_window(end);
             let Some(baseline) = zone.baseline() else { continue };
             let (watts, error, trusted) = baseline.state();
             let name = zone.zone.name.clone();

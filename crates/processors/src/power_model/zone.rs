@@ -12,7 +12,7 @@ use super::{
     baseline::Baseline,
     config::{Idle, PowerModelConfig, Smt, Weight},
     counter::{Counter, Delta},
-    idle::Floor,
+    idle::{Floor, Owed},
     interval::{Account, Usage},
     keys::Slot,
     learn::{Interval, Learner},
@@ -80,8 +80,7 @@ pub(super) struct ZoneState {
     by_slot: Vec<f64>,
     /// Nothing in the account is in doubt.
     clean: bool,
-    /// Joules the floor is still owed.
-    owed: f64,
+    owed: Owed,
     /// Fraction of known time that was busy, lately.
     recent_busy: Option<f64>,
     frequency: Option<Frequency>,
@@ -111,7 +110,7 @@ impl ZoneState {
             usage: Usage::default(),
             account: Account::default(),
             carried: Vec::new(),
-            owed: 0.0,
+            owed: Owed::default(),
             recent_busy: None,
             frequency: None,
             dropped: Dropped::default(),
@@ -126,7 +125,7 @@ impl ZoneState {
         self.usage.clear();
         self.account.clear();
         self.carried.clear();
-        self.owed = 0.0;
+        self.owed = Owed::default();
     }
 
     /// When it was read last.
@@ -157,6 +156,17 @@ impl ZoneState {
         for r in readings {
             self.read(r, view);
         }
+        let floor = self.floor();
+        if self.counter.last_ts().is_some_and(|ts| ts >= view.end) && !self.exact(floor) {
+            let above = self.account.above;
+            let back = self.owed.settle(self.account.shortfall, above, floor);
+            self.account.settle(above - back);
+        }
+    }
+
+    /// An exact share with a given floor: every interval stands on its own.
+    fn exact(&self, floor: Floor) -> bool {
+        self.weight != Weight::Auto && !matches!(floor, Floor::Baseline(_))
     }
 
     pub(super) fn resize(&mut self, rows: usize) {
@@ -264,6 +274,7 @@ impl ZoneState {
         features.joules = joules;
         features.seconds = totals.seconds();
         features.any_busy = totals.any_busy * 1e-9;
+        features.busy = totals.busy * 1e-9;
         features.weights.clear();
         let used = self.by_slot.iter().enumerate().filter(|(_, w)| **w > 0.0);
         features.weights.extend(used.map(|(slot, w)| (slot as Slot, *w)));
@@ -271,8 +282,9 @@ impl ZoneState {
     }
 
     /// Once a window, after its line: works out anew what is learnt.
-    pub(super) fn learn_window(&mut self) {
-        if self.account.intervals == 0 {
+    pub(super) fn learn_window(&mut self, end: Nanos) {
+        let at_edge = self.counter.last_ts().is_some_and(|ts| ts >= end);
+        if self.account.intervals == 0 || !at_edge {
             return;
         }
         let totals = &self.account.totals;
@@ -340,21 +352,39 @@ impl ZoneState {
     /// Books an interval's energy and starts the next.
     pub(super) fn close(&mut self, joules: f64, floor: Floor, slots: &[Slot]) {
         let totals = self.usage.totals;
-        // An exact share with a given floor stands on its interval alone.
-        let exact = self.weight != Weight::Auto && matches!(floor, Floor::Configured(_));
-        let idle = floor.split(joules, &totals, (!exact).then_some(&mut self.owed));
-        let lost = totals.lost * self.lost_busy();
-        match &self.learner {
-            Some(learner) => {
-                // Waking the package is shared by time among who ran.
-                let wake = learner.wake() * totals.any_busy / totals.busy.max(1.0);
-                self.account.book(&self.usage, joules, idle, lost, |row, weight, time| {
-                    let slot = slots.get(row as usize).copied().unwrap_or(0);
-                    learner.coefficient(slot) * weight + wake * time
-                });
-            }
-            None => self.account.book(&self.usage, joules, idle, lost, |_, weight, _| weight),
+        let exact = self.exact(floor);
+        let above = (joules - floor.split(joules, &totals, exact)).max(0.0);
+        self.account.above += above;
+        if !exact {
+            self.account.shortfall += floor.shortfall(joules, &totals);
         }
+        let lost = totals.lost * self.lost_busy();
+        let Some(learner) = &self.learner else {
+            self.account.book(&self.usage, joules, above, lost, |_, weight, _| weight);
+            return self.finish_interval();
+        };
+        // Waking the package is shared by time among who ran.
+        let wake = learner.wake() * totals.any_busy / totals.busy.max(1.0);
+        let watts_ns = |row: u32, weight: f64, time: f64| {
+            let slot = slots.get(row as usize).copied().unwrap_or(0);
+            learner.coefficient(slot) * weight + wake * time
+        };
+        let active = match learner.gain() {
+            Some(gain) if totals.busy > 0.0 => {
+                let usage = &self.usage;
+                let rows = usage.touched.iter().map(|row| {
+                    watts_ns(*row, usage.weight[*row as usize], usage.time[*row as usize])
+                });
+                let predicted = 1e-9 * rows.sum::<f64>();
+                gain * above + (1.0 - gain) * predicted
+            }
+            _ => above,
+        };
+        self.account.book(&self.usage, joules, active, lost, watts_ns);
+        self.finish_interval();
+    }
+
+    fn finish_interval(&mut self) {
         self.learn_busy();
         self.usage.clear();
     }

@@ -53,7 +53,7 @@ pub enum EbpfError {
         what: String,
     },
     /// A program or map was refused.
-    #[error("{what} was refused by the kernel: {reason}")]
+    #[error("the kernel refused {what}: {reason}")]
     Refused {
         /// Which.
         what: String,

@@ -129,7 +129,8 @@ fn cycle_counter(host: &HostRoots) -> Check {
 
 /// The capabilities that loading needs, by the process's own status.
 pub(crate) fn privileges(procfs: &Path) -> Result<String, EbpfError> {
-    let status = fs::read_to_string(procfs.join("self/status")).unwrap_or_default();
+    // Capabilities are this thread's: others of the agent have none that is effective.
+    let status = fs::read_to_string(procfs.join("thread-self/status")).unwrap_or_default();
     let effective = status
         .lines()
         .find_map(|line| line.strip_prefix("CapEff:"))

@@ -8,8 +8,8 @@ use wattpipe_pipeline::{batch::SwitchBatch, registry::HostRoots};
 
 use super::{
     Attach, Clock, EbpfError,
+    attach::switch_program,
     cpus::Cpus,
-    loader,
     loader::{Options, Probe, kernel_btf},
     stream::Streams,
     sys::{self, PerfEvent},
@@ -86,7 +86,7 @@ impl Loaded {
                     options(attach, clock, counter, batch_events).map_err(|e| e.to_string())?;
                 let probe = Probe::load(Path::new("/sys"), &options).map_err(|e| e.to_string())?;
                 Inner::Probe(Box::new(Ours {
-                    program: loader::switch_program(attach, clock, counter),
+                    program: switch_program(attach, clock, counter),
                     streams: Streams::new(probe.cpus),
                     probe,
                     batch: SwitchBatch::default(),

@@ -13,7 +13,7 @@ use std::{
 use aya::{
     Btf as AyaBtf, Ebpf, EbpfLoader, RawTracePointRunOptions, TestRun,
     maps::{Map, MapData},
-    programs::{BtfTracePoint, Iter, ProgramError, RawTracePoint},
+    programs::{Iter, ProgramError, RawTracePoint},
 };
 use wattpipe_ebpf_probe_common::{
     BATCH_STRIDE, Counters as RareCounters, ENTRY_BYTES, HEADER_BYTES, MAX_BATCH, Offsets,
@@ -21,6 +21,7 @@ use wattpipe_ebpf_probe_common::{
 
 use super::{
     Attach, Clock,
+    attach::{LIFE_TRACEPOINTS, attach_one, program, refused, switch_program},
     btf::Btf,
     cycles::{self, Counters},
     error::EbpfError,
@@ -143,10 +144,14 @@ impl Probe {
                 Self::load_as(Attach::RawTracepoint, options, &offsets, iterator)
             }
             Attach::Btf => Self::load_as(Attach::Btf, options, &offsets, iterator),
-            Attach::Auto => Self::load_as(Attach::Btf, options, &offsets, iterator).or_else(|e| {
-                tracing::warn!("attaching by BTF failed ({e}); trying raw tracepoints");
-                Self::load_as(Attach::RawTracepoint, options, &offsets, iterator)
-            }),
+            Attach::Auto => match Self::load_as(Attach::Btf, options, &offsets, iterator) {
+                // A program that is refused one way may load the other; what is forbidden stays so.
+                Err(error @ EbpfError::Refused { .. }) => {
+                    tracing::warn!("attaching by BTF failed ({error}); trying raw tracepoints");
+                    Self::load_as(Attach::RawTracepoint, options, &offsets, iterator)
+                }
+                result => result,
+            },
         }
     }
 
@@ -290,6 +295,12 @@ impl Probe {
         })
     }
 
+    /// Time the kernel spent in its programs, in seconds.
+    pub(crate) fn run_seconds(&self) -> f64 {
+        let programs = self.ebpf.programs().filter_map(|(_, p)| p.info().ok());
+        programs.map(|info| info.run_time().as_secs_f64()).sum()
+    }
+
     /// Ids of all programs it has in the kernel.
     #[cfg(test)]
     pub(crate) fn program_ids(&self) -> BTreeSet<u32> {
@@ -303,69 +314,6 @@ impl Probe {
     }
 }
 
-/// One of the life-cycle tracepoints.
-struct LifeTracepoint {
-    name: &'static str,
-    btf: &'static str,
-    raw: &'static str,
-}
-
-impl LifeTracepoint {
-    fn program(&self, attach: Attach) -> &'static str {
-        if attach == Attach::RawTracepoint { self.raw } else { self.btf }
-    }
-}
-
-const LIFE_TRACEPOINTS: &[LifeTracepoint] = &[
-    LifeTracepoint { name: "sched_process_fork", btf: "fork_btf", raw: "fork_raw" },
-    LifeTracepoint { name: "sched_process_exec", btf: "exec_btf", raw: "exec_raw" },
-    LifeTracepoint { name: "sched_process_exit", btf: "exit_btf", raw: "exit_raw" },
-    LifeTracepoint { name: "cgroup_attach_task", btf: "cgroup_btf", raw: "cgroup_raw" },
-];
-
-/// The variant of the hot program.
-pub(crate) fn switch_program(attach: Attach, clock: Clock, cycles: bool) -> &'static str {
-    match (attach == Attach::RawTracepoint, clock, cycles) {
-        (false, Clock::Monotonic, false) => "switch_btf",
-        (false, Clock::Monotonic, true) => "switch_btf_cycles",
-        (false, Clock::Scheduler, false) => "switch_btf_sched",
-        (false, Clock::Scheduler, true) => "switch_btf_sched_cycles",
-        (true, Clock::Monotonic, false) => "switch_raw",
-        (true, Clock::Monotonic, true) => "switch_raw_cycles",
-        (true, Clock::Scheduler, false) => "switch_raw_sched",
-        (true, Clock::Scheduler, true) => "switch_raw_sched_cycles",
-    }
-}
-
-fn attach_one(
-    ebpf: &mut Ebpf,
-    attach: Attach,
-    name: &str,
-    tracepoint: &str,
-    kernel: &AyaBtf,
-) -> Result<(), EbpfError> {
-    let result = if attach == Attach::RawTracepoint {
-        let program = program::<RawTracePoint>(ebpf, name)?;
-        program.load().and_then(|()| program.attach(tracepoint).map(drop))
-    } else {
-        let program = program::<BtfTracePoint>(ebpf, name)?;
-        program.load(tracepoint, kernel).and_then(|()| program.attach().map(drop))
-    };
-    result.map_err(|e| refused(name, &e))
-}
-
-fn program<'a, P>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut P, EbpfError>
-where
-    &'a mut P: TryFrom<&'a mut aya::programs::Program, Error = ProgramError>,
-{
-    let missing = || EbpfError::Refused {
-        what: format!("program {name}"),
-        reason: "the object file has none".into(),
-    };
-    let program = ebpf.program_mut(name).ok_or_else(missing)?;
-    program.try_into().map_err(|e: ProgramError| refused(name, &e))
-}
-
 fn map_fd(ebpf: &Ebpf, name: &str) -> Result<OwnedFd, EbpfError> {
     let data: &MapData = match ebpf.map(name) {
         Some(Map::RingBuf(data) | Map::Array(data) | Map::PerfEventArray(data)) => data,
@@ -377,34 +325,6 @@ fn map_fd(ebpf: &Ebpf, name: &str) -> Result<OwnedFd, EbpfError> {
         }
     };
     data.fd().as_fd().try_clone_to_owned().map_err(EbpfError::io("duplicating a map's descriptor"))
-}
-
-/// The verifier's log can be thousands of lines; its end says why.
-fn refused(what: &str, error: &(dyn std::error::Error + 'static)) -> EbpfError {
-    const LINES: usize = 12;
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        if let Some(io) = cause.downcast_ref::<io::Error>()
-            && io.raw_os_error() == Some(libc::EPERM)
-        {
-            // The capabilities are there, or this would not have been tried.
-            return EbpfError::Forbidden { what: what.to_owned() };
-        }
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    let lines: Vec<&str> = text.lines().collect();
-    let reason = if lines.len() > LINES {
-        format!("{}\n…\n{}", lines[0], lines[lines.len() - LINES..].join("\n"))
-    } else {
-        text
-    };
-    EbpfError::Refused { what: what.to_owned(), reason }
 }
 
 /// Before 5.11 maps count as locked memory. Where it cannot be raised, loading tells.

@@ -13,6 +13,7 @@
 //! and maps), [`offsets`] over [`btf`] (the kernel's structures), [`ring`] and [`peek`] (shared
 //! memory), [`stream`] and [`life`] (records to batches), [`cpus`], [`cgroup`], [`cycles`].
 
+mod attach;
 mod btf;
 mod cgroup;
 mod config;
@@ -21,6 +22,7 @@ mod cycles;
 mod error;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
+mod gauges;
 mod host;
 #[cfg(test)]
 mod kernel_tests;
@@ -60,9 +62,10 @@ pub use host::{Check, probe_host};
 
 use crate::meter::Meters;
 use cgroup::Cgroups;
+use gauges::Gauges;
 use life::Lives;
 use loader::{Options, Probe};
-use reader::{Gauges, Reader, Surroundings, Windows};
+use reader::{Reader, Surroundings, Windows};
 use sys::Bell;
 
 /// See the module.

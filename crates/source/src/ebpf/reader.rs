@@ -20,7 +20,6 @@ use wattpipe_pipeline::{
     privileges::Privileges,
     registry::HostRoots,
     source::{BatchSender, Pace, SourceError},
-    telemetry::{Counter, Telemetry},
     units::{Cpu, Nanos, Package},
 };
 
@@ -29,11 +28,12 @@ use crate::meter::Meters;
 use super::{
     cpus::{self, Cpus},
     error::EbpfError,
+    gauges::Gauges,
     life::{Lives, RECORD_BYTES},
     loader::{Flushed, Probe},
     proc_snapshot,
     ring::{Drained, Ring},
-    stream::{StreamCounts, Streams},
+    stream::Streams,
     sys::{self, Bell, Sleeper},
 };
 
@@ -64,12 +64,12 @@ pub(crate) struct Reader {
     batch: SwitchBatch,
     topology: Option<Topology>,
     life_lost: u64,
-    untraced: u64,
     /// There were enough switches in the last window for slices to tell anything apart.
     busy: bool,
     peeks: Vec<Peek>,
     peeked: Vec<Entry>,
-    told: StreamCounts,
+    /// Of one CPU, while it is looked at; kept for its memory.
+    copy: Vec<Entry>,
     privileges: Privileges,
 }
 
@@ -99,42 +99,6 @@ struct Peek {
     entries: std::ops::Range<usize>,
 }
 
-/// What the source counts.
-pub(crate) struct Gauges {
-    switches: Counter,
-    lost: Counter,
-    late: Counter,
-    malformed: Counter,
-    life_lost: Counter,
-    untraced: Counter,
-    ipis: Counter,
-}
-
-impl Gauges {
-    pub(crate) fn new(telemetry: &Telemetry, source: &str) -> Self {
-        let labels = [("source", source)];
-        let counter = |name, help| telemetry.counter(name, help, &labels);
-        Self {
-            switches: counter("wattpipe_source_switches_total", "Context switches received"),
-            lost: counter("wattpipe_source_lost_total", "Context switches lost before userland"),
-            late: counter(
-                "wattpipe_source_late_total",
-                "Switches moved up to the window edge they missed",
-            ),
-            malformed: counter("wattpipe_source_malformed_total", "Records that made no sense"),
-            life_lost: counter(
-                "wattpipe_source_life_cycle_lost_total",
-                "Fork, exec and exit records lost; each time a snapshot makes up for them",
-            ),
-            untraced: counter(
-                "wattpipe_source_untraced_switches_total",
-                "Switches the kernel's tracepoint did not show, put back in",
-            ),
-            ipis: counter("wattpipe_source_flush_ipis_total", "CPUs interrupted to close a window"),
-        }
-    }
-}
-
 /// The chain has stopped taking batches.
 struct ChainGone;
 
@@ -162,11 +126,10 @@ impl Reader {
             batch: SwitchBatch::default(),
             topology: None,
             life_lost: 0,
-            untraced: 0,
             busy: false,
             peeks: Vec::new(),
             peeked: Vec::new(),
-            told: StreamCounts::default(),
+            copy: Vec::new(),
             privileges: Privileges::default(),
         }
     }
@@ -304,12 +267,12 @@ impl Reader {
     }
 
     fn peek(&mut self, cpu: u32) {
-        let mut entries = Vec::new();
         // What was taken of the open batch is only known once the batch's number is.
-        let Some(header) = self.probe.batches.copy(cpu, 0, &mut entries) else { return };
+        let copy = &mut self.copy;
+        let Some(header) = self.probe.batches.copy(cpu, 0, copy) else { return };
         let from = self.streams.taken(cpu, header.sequence).min(header.count);
         let start = self.peeked.len();
-        self.peeked.extend_from_slice(&entries[from as usize..]);
+        self.peeked.extend(copy.drain(from as usize..));
         self.peeks.push(Peek { header, from, entries: start..self.peeked.len() });
     }
 
@@ -403,17 +366,8 @@ impl Reader {
     }
 
     fn count(&mut self) {
-        let (now, told) = (self.streams.counts, self.told);
-        let switches = now.switches - told.switches;
+        let switches = self.gauges.tell(&self.streams.counts, &self.probe);
         self.busy = switches >= BUSY_SWITCHES * self.windows.length / 1_000_000_000;
-        self.gauges.switches.add(switches);
-        self.gauges.lost.add(now.lost - told.lost);
-        self.gauges.late.add(now.late - told.late);
-        self.gauges.malformed.add(now.malformed - told.malformed);
-        self.told = now;
-        let untraced = self.probe.untraced();
-        self.gauges.untraced.add(untraced - self.untraced);
-        self.untraced = untraced;
     }
 
     /// Hands the batch over and takes up the memory of one that everybody is done with.

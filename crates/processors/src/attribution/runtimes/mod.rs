@@ -8,7 +8,11 @@ use std::path::{Path, PathBuf};
 use tracing::{info, warn};
 use wattpipe_pipeline::registry::HostRoots;
 
-use super::{config::Sockets, http::Peer, knowledge::ContainerMeta};
+use super::{
+    config::Sockets,
+    http::Peer,
+    knowledge::{ContainerMeta, on_host},
+};
 
 mod cri;
 mod docker;
@@ -93,12 +97,11 @@ pub fn find_more(known: &mut Vec<Runtime>, sockets: &Sockets, host: &HostRoots) 
     known.extend(more);
 }
 
-/// A path as it is here, and through process 1 where the host's `/proc` is mounted elsewhere.
+/// A socket may be mounted at its own path even where `/proc` is not.
 fn candidates(path: &str, host: &HostRoots) -> Vec<PathBuf> {
     let mut paths = vec![PathBuf::from(path)];
-    if host.procfs != Path::new("/proc") {
-        paths.push(host.procfs.join("1/root").join(path.trim_start_matches('/')));
-    }
+    paths.extend(on_host(path, host));
+    paths.dedup();
     paths
 }
 

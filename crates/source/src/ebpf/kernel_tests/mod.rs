@@ -2,6 +2,7 @@
 //! test command runs them.
 
 mod clock;
+mod hotplug;
 mod leftovers;
 mod life;
 mod whole;

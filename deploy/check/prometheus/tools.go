@@ -1,8 +1,0 @@
-//go:build tools
-
-package tools
-
-import (
-	_ "github.com/prometheus/prometheus/cmd/prometheus"
-	_ "github.com/prometheus/prometheus/cmd/promtool"
-)
