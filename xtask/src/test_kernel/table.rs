@@ -19,7 +19,7 @@ const END: &str = "<!-- end of table -->\n";
 const ROWS: &[&str] = &[
     "boot",
     "source_tests",
-    "probe_variants",
+    "probe",
     "windows",
     "cycles",
     "no_cycles",
