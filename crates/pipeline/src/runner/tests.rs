@@ -31,6 +31,8 @@ struct Ticker {
     starts: Arc<AtomicU32>,
     /// It never works.
     broken: Option<fn() -> SourceError>,
+    /// Its windows are dropped where a queue is full, rather than waited for.
+    live: bool,
 }
 
 impl Ticker {
@@ -41,6 +43,7 @@ impl Ticker {
             fails_at: Arc::new(AtomicU64::new(0)),
             starts: Arc::default(),
             broken: None,
+            live: false,
         }
     }
 }
@@ -67,7 +70,7 @@ impl Source for Ticker {
                 zones: vec![],
                 readings: vec![],
                 slices: vec![],
-                live: true,
+                live: self.live,
             };
             if context.out.send(Batch::Usage(Arc::new(batch))).await.is_err() {
                 return Ok(());
