@@ -197,3 +197,33 @@ fn own_metrics_are_pushed_where_the_environment_says_so() {
     agent.signal(Signal::SIGTERM);
     assert_eq!(agent.end().0, Some(0));
 }
+
+#[test]
+fn an_agent_over_its_cpu_limit_widens_its_windows() {
+    // Polling /proc every 10 ms costs more than a thousandth of a CPU anywhere.
+    let file = ConfigFile::new(&config("10ms", "cpu_limit: 0.1%,"));
+    let agent = Running::with_config(&file);
+    agent.wait_until("a warning", |a| a.log().contains("windows are now 2 times as long"));
+    agent.wait_for_windows(agent.windows() + 5);
+    let lines = agent.lines.lock().unwrap().clone();
+    let last = lines.iter().rev().find(|l| l.contains("\"type\":\"window\"")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(last).unwrap();
+    assert!(last["duration_ns"].as_u64().unwrap() >= 15_000_000, "{last}");
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.end().0, Some(0));
+}
+
+#[test]
+fn an_agent_over_its_memory_limit_folds_rows_and_says_so() {
+    let file = ConfigFile::new(&config("50ms", "memory_limit: 16MiB,"));
+    let agent = Running::with_config(&file);
+    agent.wait_until("a warning", |a| a.log().contains("service::memory_limit 16 MiB"));
+    agent.wait_for_windows(agent.windows() + 3);
+    let lines = agent.lines.lock().unwrap().clone();
+    let windows: Vec<&[String]> =
+        lines.split(|l| l.contains("\"type\":\"window\"")).skip(1).collect();
+    let rows = |w: &[String]| w.iter().filter(|l| l.contains("\"type\":\"usage\"")).count();
+    assert!(windows.iter().all(|w| rows(w) <= 257), "at most 256 rows and the rest");
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.end().0, Some(0));
+}
