@@ -316,7 +316,8 @@ impl Exporter for Sticky {
 #[tokio::test]
 async fn a_stuck_stage_is_named_and_holds_up_nobody() {
     let (seen, go) = (Seen::default(), Arc::new(tokio::sync::Notify::new()));
-    let mut graph = graph(&Ticker::to(u64::MAX), (0, Step::default()), (0, Keeper::new(&seen)));
+    let ticker = Ticker { live: true, ..Ticker::to(u64::MAX) };
+    let mut graph = graph(&ticker, (0, Step::default()), (0, Keeper::new(&seen)));
     let release = go.clone();
     graph.exporters.push(Part {
         id: "sticky".into(),
