@@ -32,7 +32,8 @@ pub(super) struct Keys {
 
 impl Keys {
     /// Slots in use, the pool included.
-    pub(super) fn len(&self) -> usize {
+    #[cfg(test)]
+    fn len(&self) -> usize {
         self.used.len() + 1
     }
 
