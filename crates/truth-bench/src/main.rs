@@ -13,6 +13,7 @@ mod record;
 mod rivals;
 mod rng;
 mod scenarios;
+mod schedule;
 mod score;
 mod sim;
 
