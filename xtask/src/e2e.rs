@@ -67,8 +67,11 @@ pub(crate) fn e2e() -> Result<()> {
         "wattpipe",
         &run,
     )?;
+    // One receiver is not there until half of the windows are over; it must miss nothing.
+    std::thread::sleep(Duration::from_secs(WINDOWS / 2));
+    world.start_late(&tools)?;
     // Prometheus needs a few scrapes of the running agent; promtool gets a page of it as well.
-    std::thread::sleep(Duration::from_secs(WINDOWS - 2));
+    std::thread::sleep(Duration::from_secs(WINDOWS / 2 - 2));
     let page = world::get(world.scrape, "/metrics", "text/plain")?;
     agent.wait(Duration::from_secs(60)).context("wattpipe did not end by itself")?;
     std::thread::sleep(Duration::from_secs(3));
@@ -84,6 +87,7 @@ struct World {
     rotel: Vec<(u16, u16)>,
     collector: Vec<(u16, u16)>,
     collector_prometheus: u16,
+    late: (u16, u16),
     prometheus: u16,
     scrape: u16,
     programs: Vec<Program>,
@@ -98,6 +102,7 @@ impl World {
             // One more for delta sums.
             collector: (0..=WAYS.len()).map(|_| pair()).collect::<Result<_>>()?,
             collector_prometheus: port()?,
+            late: pair()?,
             prometheus: port()?,
             scrape: port()?,
             programs: Vec::new(),
@@ -108,14 +113,9 @@ impl World {
         for (way, (grpc, http)) in WAYS.iter().zip(self.rotel.clone()) {
             self.programs.push(rotel::start(&tools.rotel, way.name, grpc, http, &self.run)?);
         }
-        let config = self.run.join("collector.yaml");
-        fs::write(
-            &config,
-            otlp::collector_config(&self.collector, self.collector_prometheus, &self.run),
-        )?;
-        let mut collector = Command::new(&tools.collector);
-        collector.arg("--config").arg(&config);
-        self.programs.push(Program::start(&mut collector, "collector", &self.run)?);
+        let config = otlp::collector_config("collector", &self.collector, &self.run);
+        let config = otlp::with_prometheus(config, self.collector_prometheus);
+        self.start_collector(tools, "collector", config)?;
         self.programs.push(prom::start(
             &tools.prometheus,
             self.prometheus,
@@ -126,6 +126,20 @@ impl World {
         for port in ports.chain([self.collector_prometheus, self.prometheus]) {
             world::wait_for(port, Duration::from_secs(30))?;
         }
+        Ok(())
+    }
+
+    fn start_late(&mut self, tools: &build::Tools) -> Result<()> {
+        let config = otlp::collector_config("late", &[self.late], &self.run);
+        self.start_collector(tools, "late", config)
+    }
+
+    fn start_collector(&mut self, tools: &build::Tools, name: &str, config: String) -> Result<()> {
+        let path = self.run.join(format!("{name}.yaml"));
+        fs::write(&path, config)?;
+        let mut collector = Command::new(&tools.collector);
+        collector.arg("--config").arg(&path);
+        self.programs.push(Program::start(&mut collector, name, &self.run)?);
         Ok(())
     }
 
@@ -152,6 +166,10 @@ impl World {
                 self.collector[WAYS.len()].0
             ),
         ];
+        exporters.push(format!(
+            "  otlp_grpc/late: {{ endpoint: \"127.0.0.1:{}\", retry_on_failure: {{ initial_interval: 500ms }} }}\n",
+            self.late.0
+        ));
         for (receiver, ports) in [("rotel", &self.rotel), ("collector", &self.collector)] {
             for (way, (grpc, http)) in WAYS.iter().zip(ports) {
                 let endpoint = match way.exporter {
@@ -210,6 +228,8 @@ impl World {
                 got.and_then(|got| compare::all(&cumulative, &got)),
             );
         }
+        let got = read("late-0.json");
+        check("collector that was down", got.and_then(|got| compare::all(&cumulative, &got)));
         let got = read(&format!("collector-{}.json", WAYS.len()));
         check("collector delta", got.and_then(|got| compare::all(&delta, &got)));
         for way in &WAYS {

@@ -34,7 +34,6 @@ async fn try_reload(agent: &mut Agent<'_>) -> Result<String, Vec<String>> {
     let loaded = loaded.ok_or(report.errors)?;
     let around = surroundings(&loaded, &agent.telemetry);
     let graph = assemble::graph(&loaded, &around);
-    agent.runner.set_shutdown_timeout(loaded.service.shutdown_timeout.0);
     let applied = agent.runner.apply(graph).await.map_err(|reason| {
         let mut reasons = vec![reason];
         if agent.setup.held.all_given_up() {
@@ -45,6 +44,7 @@ async fn try_reload(agent: &mut Agent<'_>) -> Result<String, Vec<String>> {
         }
         reasons
     })?;
+    agent.runner.set_shutdown_timeout(loaded.service.shutdown_timeout.0);
     agent.setup.log.set_level(loaded.service.telemetry.logs.level);
     agent.setup.held.narrow(&loaded.service.security);
     agent.limits.configure(&loaded.service);

@@ -2,7 +2,7 @@
 //! namespaces or kernel modules, trace or write other processes.
 //!
 //! Landlock is not used: a process in a Landlock domain may not inspect processes outside of it,
-//! which `/proc/<pid>/exe` of others needs (docs/decisions/landlock.md).
+//! which `/proc/<pid>/exe` of others needs (docs/decisions/agent.md).
 
 use std::collections::BTreeMap;
 

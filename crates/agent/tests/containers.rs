@@ -3,9 +3,15 @@
 //!
 //! The root file system is busybox alone; no image is pulled. Everything made (cgroups, bundles,
 //! storage) is removed again.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test's helpers fail with it, as its functions do"
+)]
 
 mod containers {
     pub(crate) mod agent;
+    pub(crate) mod docker;
     pub(crate) mod runtimes;
 }
 
@@ -13,6 +19,7 @@ use std::{fs, time::Duration};
 
 use containers::{
     agent::{Agent, serial, steal_ns},
+    docker::Docker,
     runtimes::{Podman, Rig},
 };
 
@@ -130,6 +137,29 @@ fn podman_names_its_containers() {
 
 #[test]
 #[ignore = "needs root: run by cargo xtask test"]
+fn docker_names_its_containers_and_containerd_answers() {
+    let _serial = serial();
+    let docker = Docker::start();
+    // containerd's CRI is asked first; it does not know Docker's containers and says so.
+    let (cri, api) = (docker.containerd_socket(), docker.socket());
+    let attribution = format!("containers: [{}, {}]", cri.display(), api.display());
+    let agent = Agent::start("window: 500ms", &attribution);
+    let id = docker.run("wattpipe-web", "i=0; while [ $i -lt 60000 ]; do i=$((i+1)); done");
+    let short = docker.run("wattpipe-short", "exec /bin/sleep 0.05");
+    let errors = agent.errors();
+    let rows = agent.finish();
+    for (id, name) in [(&id, "wattpipe-web"), (&short, "wattpipe-short")] {
+        let row = rows.find("container.id", id, |r| !r["attributes"]["container.name"].is_null());
+        let attributes = &row["attributes"];
+        assert_eq!(attributes["container.name"], name);
+        assert_eq!(attributes["container.image.name"], "wattpipe-busybox:1");
+        assert_eq!(attributes["container.runtime.name"], "docker");
+    }
+    assert!(!errors.contains("does not tell"), "{errors}");
+}
+
+#[test]
+#[ignore = "needs root: run by cargo xtask test"]
 fn a_fork_bomb_is_its_cgroups() {
     let _serial = serial();
     let rig = Rig::new();
@@ -149,7 +179,10 @@ fn a_fork_bomb_is_its_cgroups() {
         most >> 10
     );
     assert!(exited >= 20_000, "{exited} processes");
-    assert!(ours.abs_diff(used) <= used / 200 + stolen, "{ours} ns, kernel {used} ns");
+    // The kernel books the time between its clock's update and the tracepoint to the next process;
+    // these live for three switches.
+    let boundary = 3 * 2_000 * exited as u64;
+    assert!(ours.abs_diff(used) <= used / 200 + stolen + boundary, "{ours} ns, kernel {used} ns");
     assert!(most < 64 << 20, "the agent's memory without the ring reached {most} bytes");
 }
 

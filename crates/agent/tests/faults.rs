@@ -4,6 +4,7 @@
 //!
 //! What would disturb the whole machine (clock jumps, CPUs going off) happens in a virtual machine:
 //! `cargo xtask test-kernel`.
+#![expect(clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod live;
 
@@ -129,7 +130,7 @@ fn a_hundred_starts_leave_nothing() {
 }
 
 /// From the start of the process to the first line on its output: at most a window and 300 ms, not
-/// counting what its threads waited for a CPU (the machine may be busy). The best of a few.
+/// counting what one of its threads waited for a CPU (the machine may be busy). The best of a few.
 fn the_first_record_comes_soon() {
     const WINDOW: u64 = 200;
     let best = (0..7)

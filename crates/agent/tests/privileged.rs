@@ -94,8 +94,7 @@ fn privileges_given_up_are_gone_and_a_reload_says_so() {
     agent.wait_for_windows(3);
     let none = BTreeSet::from(["0000000000000000".to_owned()]);
     agent.wait_until("surrender", |a| over_threads(a.pid(), "CapPrm:") == none);
-    // What needs none reloads; what needs some is refused, and the old probe is gone with it:
-    // it cannot be put back either, which ends the agent's input with a reason.
+    // What needs none reloads; what needs some is refused, and the old probe runs on.
     agent.signal(Signal::SIGHUP);
     agent.wait_until("reload", |a| a.log().contains("reloaded: nothing changed"));
     file.write(&config("200ms", given_up));
@@ -201,8 +200,10 @@ fn check_exec(script: &str) {
     assert_eq!(report["method"], "switches", "{report}");
     let (ours, kernels) =
         (report["cpu_seconds"].as_f64().unwrap(), report["rusage_cpu_seconds"].as_f64().unwrap());
-    // The kernel rounds to a microsecond, and its account leaves out the switch itself.
-    let allowed = 0.005 * kernels + stolen + 50e-6;
+    // The kernel rounds to a microsecond, and books the time between its clock's update and the
+    // tracepoint to the next process: up to 2 µs a switch, which matters to a brief command.
+    let switches = report["switches"].as_u64().unwrap() as f64;
+    let allowed = 0.005 * kernels + stolen + 50e-6 + 2e-6 * switches;
     assert!((ours - kernels).abs() <= allowed, "{ours} s, the kernel says {kernels} s");
 }
 
@@ -223,8 +224,9 @@ fn exec_agrees_with_the_kernels_account() {
 fn exec_counts_what_the_command_left_unwaited() {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("out.json");
-    // The grandchild is never waited for by the command, so the kernel's account misses it.
-    let script = "setsid sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done' & sleep 1.5";
+    // The command's grandchild is an orphan at once: nobody of the family waits for it, and the
+    // kernel's account misses it.
+    let script = "(sh -c 'i=0; while [ $i -lt 200000 ]; do i=$((i+1)); done' &); sleep 2";
     let output = wattpipe()
         .args(["exec", "--json", json.to_str().unwrap(), "--", "sh", "-c", script])
         .output()

@@ -153,3 +153,77 @@ fn the_service_manager_is_told() {
     hear("STOPPING=1");
     assert_eq!(agent.end().0, Some(0));
 }
+
+/// The first request to this listener: its request line and its body's length.
+fn first_request(listener: &std::net::TcpListener) -> (String, usize) {
+    use std::io::{BufRead, BufReader, Read, Write};
+    let (stream, _) = listener.accept().unwrap();
+    let mut reader = BufReader::new(stream.try_clone().unwrap());
+    let (mut first, mut length) = (String::new(), 0);
+    reader.read_line(&mut first).unwrap();
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).unwrap();
+        if let Some(value) = line.to_lowercase().strip_prefix("content-length:") {
+            length = value.trim().parse().unwrap();
+        }
+        if line.trim().is_empty() {
+            break;
+        }
+    }
+    let mut body = vec![0; length];
+    reader.read_exact(&mut body).unwrap();
+    let _ = (&stream).write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+    (first.trim().to_owned(), length)
+}
+
+#[test]
+fn own_metrics_are_pushed_where_the_environment_says_so() {
+    let receiver = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let file = ConfigFile::new(&config("50ms", ""));
+    let mut command = binary::wattpipe();
+    command.arg("--config").arg(file.path());
+    command
+        .env(
+            "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
+            format!("http://{}/v1/metrics", receiver.local_addr().unwrap()),
+        )
+        .env("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
+        .env("OTEL_METRIC_EXPORT_INTERVAL", "200");
+    let agent = Running::start(&mut command);
+    let (request, length) = first_request(&receiver);
+    assert_eq!(request, "POST /v1/metrics HTTP/1.1");
+    assert!(length > 100, "{length} bytes");
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.end().0, Some(0));
+}
+
+#[test]
+fn an_agent_over_its_cpu_limit_widens_its_windows() {
+    // Polling /proc every 10 ms costs more than a thousandth of a CPU anywhere.
+    let file = ConfigFile::new(&config("10ms", "cpu_limit: 0.1%,"));
+    let agent = Running::with_config(&file);
+    agent.wait_until("a warning", |a| a.log().contains("windows are now 2 times as long"));
+    agent.wait_for_windows(agent.windows() + 5);
+    let lines = agent.lines.lock().unwrap().clone();
+    let last = lines.iter().rev().find(|l| l.contains("\"type\":\"window\"")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(last).unwrap();
+    assert!(last["duration_ns"].as_u64().unwrap() >= 15_000_000, "{last}");
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.end().0, Some(0));
+}
+
+#[test]
+fn an_agent_over_its_memory_limit_folds_rows_and_says_so() {
+    let file = ConfigFile::new(&config("50ms", "memory_limit: 16MiB,"));
+    let agent = Running::with_config(&file);
+    agent.wait_until("a warning", |a| a.log().contains("service::memory_limit 16 MiB"));
+    agent.wait_for_windows(agent.windows() + 3);
+    let lines = agent.lines.lock().unwrap().clone();
+    let windows: Vec<&[String]> =
+        lines.split(|l| l.contains("\"type\":\"window\"")).skip(1).collect();
+    let rows = |w: &[String]| w.iter().filter(|l| l.contains("\"type\":\"usage\"")).count();
+    assert!(windows.iter().all(|w| rows(w) <= 257), "at most 256 rows and the rest");
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.end().0, Some(0));
+}

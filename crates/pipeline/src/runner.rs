@@ -14,6 +14,7 @@ mod progress;
 mod shed;
 mod source;
 mod supervise;
+mod swap;
 #[cfg(test)]
 mod tests;
 
@@ -22,6 +23,7 @@ use std::{collections::BTreeMap, sync::Arc, thread, time::Duration};
 use figment::value::Value;
 use tokio::sync::{mpsc, oneshot};
 
+pub use apply::Applied;
 pub(crate) use gate::Gate;
 pub use progress::{LastWindow, Progress};
 

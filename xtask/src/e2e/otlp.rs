@@ -7,14 +7,12 @@ use serde_json::Value;
 
 use super::expect::{Id, Point, Points};
 
-/// One OTLP receiver and one file per pair of ports (gRPC, HTTP); the first goes to its Prometheus
-/// exporter too.
-pub(super) fn collector_config(ports: &[(u16, u16)], prometheus: u16, run: &Path) -> String {
+/// One OTLP receiver and one file, `NAME-i.json`, per pair of ports (gRPC, HTTP).
+pub(super) fn collector_config(name: &str, ports: &[(u16, u16)], run: &Path) -> String {
     let (mut receivers, mut exporters, mut pipelines) =
         (String::new(), String::new(), String::new());
     for (i, (grpc, http)) in ports.iter().enumerate() {
-        let file = run.join(format!("collector-{i}.json"));
-        let more = if i == 0 { ", prometheus" } else { "" };
+        let file = run.join(format!("{name}-{i}.json"));
         let _ = writeln!(
             receivers,
             "  otlp/{i}: {{ protocols: {{ grpc: {{ endpoint: \"127.0.0.1:{grpc}\" }}, http: {{ endpoint: \"127.0.0.1:{http}\" }} }} }}"
@@ -26,12 +24,20 @@ pub(super) fn collector_config(ports: &[(u16, u16)], prometheus: u16, run: &Path
         );
         let _ = writeln!(
             pipelines,
-            "    metrics/{i}: {{ receivers: [otlp/{i}], exporters: [file/{i}{more}] }}"
+            "    metrics/{i}: {{ receivers: [otlp/{i}], exporters: [file/{i}] }}"
         );
     }
     format!(
-        "receivers:\n{receivers}exporters:\n{exporters}  prometheus: {{ endpoint: \"127.0.0.1:{prometheus}\", resource_to_telemetry_conversion: {{ enabled: true }} }}\nservice:\n  telemetry: {{ metrics: {{ level: none }} }}\n  pipelines:\n{pipelines}"
+        "receivers:\n{receivers}exporters:\n{exporters}service:\n  telemetry: {{ metrics: {{ level: none }} }}\n  pipelines:\n{pipelines}"
     )
+}
+
+/// The same, what the first receiver gets going to a page for Prometheus too.
+pub(super) fn with_prometheus(config: String, port: u16) -> String {
+    let exporter = format!(
+        "exporters:\n  prometheus: {{ endpoint: \"127.0.0.1:{port}\", resource_to_telemetry_conversion: {{ enabled: true }} }}\n"
+    );
+    config.replacen("exporters:\n", &exporter, 1).replacen("[file/0]", "[file/0, prometheus]", 1)
 }
 
 /// All points of a file of `ExportMetricsServiceRequest`s.

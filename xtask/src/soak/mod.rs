@@ -90,7 +90,7 @@ fn run(agent: &Path, time: Duration) -> Result<()> {
     });
     let log = fs::read_to_string(dir.join("log"))?;
     let finished = finish(agent);
-    let verdict = result.and_then(|()| finished);
+    let verdict = result.and(finished);
     if verdict.is_ok() {
         ensure!(!log.contains("panicked"), "the agent panicked:\n{log}");
         fs::remove_dir_all(&dir)?;

@@ -23,33 +23,9 @@ pub(super) fn programs(arch: Arch) -> Result<Programs> {
     if arch != AMD64 {
         process::run(std::process::Command::new("rustup").args(["target", "add", arch.triple]))?;
     }
-    let args = [
-        "test",
-        "--no-run",
-        "--quiet",
-        "--message-format=json",
-        "--target",
-        arch.triple,
-        "--package=wattpipe-source",
-        "--package=wattpipe-agent",
-        "--lib",
-        "--bin=wattpipe",
-        "--test=guest",
-        "--test=faults",
-    ];
-    let mut command = cargo(&args);
-    // A target folder of its own, so that these flags do not throw away what is built without them.
-    command
-        .env("CARGO_TARGET_DIR", process::root().join("target/guest"))
-        .env("RUSTFLAGS", "-C target-feature=+crt-static")
-        .env("CARGO_PROFILE_DEV_DEBUG", "false")
-        .env("CARGO_PROFILE_DEV_STRIP", "symbols")
-        .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
-        .env("CARGO_PROFILE_TEST_OPT_LEVEL", "1")
-        .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
-        .env("CC_aarch64_unknown_linux_gnu", "aarch64-linux-gnu-gcc")
-        .env("AR_aarch64_unknown_linux_gnu", "aarch64-linux-gnu-ar");
-    let messages = output(&mut command)?;
+    let of_source = ["--package=wattpipe-source", "--lib"];
+    let of_agent = ["--package=wattpipe-agent", "--bin=wattpipe", "--test=guest", "--test=faults"];
+    let messages = compile(arch, &of_source)? + &compile(arch, &of_agent)?;
     let find = |name: &str, test: bool| {
         messages
             .lines()
@@ -64,4 +40,23 @@ pub(super) fn programs(arch: Arch) -> Result<Programs> {
         faults: find("faults", true)?,
         wattpipe: find("wattpipe", false)?,
     })
+}
+
+/// Builds some test programs; returns what cargo says of them.
+fn compile(arch: Arch, what: &[&str]) -> Result<String> {
+    let args = ["test", "--no-run", "--quiet", "--message-format=json", "--target", arch.triple];
+    // A target folder of its own, so that these flags do not throw away what is built without them.
+    output(
+        cargo(&args)
+            .args(what)
+            .env("CARGO_TARGET_DIR", process::root().join("target/guest"))
+            .env("RUSTFLAGS", "-C target-feature=+crt-static")
+            .env("CARGO_PROFILE_DEV_DEBUG", "false")
+            .env("CARGO_PROFILE_DEV_STRIP", "symbols")
+            .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
+            .env("CARGO_PROFILE_TEST_OPT_LEVEL", "1")
+            .env("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER", "aarch64-linux-gnu-gcc")
+            .env("CC_aarch64_unknown_linux_gnu", "aarch64-linux-gnu-gcc")
+            .env("AR_aarch64_unknown_linux_gnu", "aarch64-linux-gnu-ar"),
+    )
 }

@@ -151,6 +151,10 @@ pub(super) fn kernel(kernel: &Kernel, cache: &Path) -> Result<Fetched> {
         match apt.unpack(&package, &root) {
             Ok(()) => {
                 let image = root.join("boot").join(format!("vmlinuz-{release}"));
+                // Since 7.x the kernel itself is in a package of its own.
+                if !image.exists() {
+                    apt.unpack(&format!("linux-binary-{release}"), &root)?;
+                }
                 return Ok(Fetched { image, release });
             }
             Err(error) => last = error,

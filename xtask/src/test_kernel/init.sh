@@ -21,7 +21,9 @@ cell() {
 
 cd /test
 cell source_tests /test/source --test-threads=2 --quiet
-cell probe_variants /test/source --ignored --test-threads=1 kernel_tests
+# Not here: comparisons to the nanosecond, as emulation stretches a switch, and the names of programs
+# after exec, as all programs of the guest are one busybox.
+cell probe /test/source --ignored --test-threads=1 kernel_tests --skip clock:: --skip exec_keeps
 cell windows /test/guest --ignored windows_add_up
 # A hardware counter's device is there, or the machine has none.
 if ls /sys/bus/event_source/devices | grep -q -e '^cpu$' -e '^armv8'; then

@@ -38,6 +38,18 @@ pub(super) struct Outcome {
 }
 
 impl Outcome {
+    /// A kernel that could not be fetched, booted, or brought to its end.
+    pub(super) fn broken(kernel: &Kernel, error: &anyhow::Error) -> Self {
+        let cell = Cell { passed: false, note: format!("{error:#}") };
+        Self {
+            name: kernel.name(),
+            release: "did not run".to_owned(),
+            date: String::new(),
+            seconds: 0,
+            cells: BTreeMap::from([("boot".to_owned(), cell)]),
+        }
+    }
+
     pub(super) fn print(&self) {
         println!("{} ({}), {} s", self.name, self.release, self.seconds);
         for (test, cell) in &self.cells {
@@ -68,10 +80,13 @@ pub(super) fn one(kernel: &Kernel, programs: &Programs, cache: &Path) -> Result<
     let started = Instant::now();
     let log = cache.join(format!("{}.log", kernel.name()));
     let lines = boot(kernel, &fetched.image, &disk, &log)?;
-    let cells = cells(&lines);
-    if cells.is_empty() || !lines.iter().any(|line| line.contains("GUEST DONE")) {
-        bail!("the guest did not come to its end; see {}", log.display());
+    let mut cells = cells(&lines);
+    if cells.is_empty() {
+        bail!("no test of the guest came to its end; see {}", log.display());
     }
+    let done = lines.iter().any(|line| line.contains("GUEST DONE"));
+    let note = if done { "" } else { "the guest did not come to its end" };
+    cells.insert("boot".to_owned(), Cell { passed: done, note: note.to_owned() });
     let date = crate::process::output(Command::new("date").args(["-u", "+%F"]))?;
     Ok(Outcome {
         name: kernel.name(),

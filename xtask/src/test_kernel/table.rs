@@ -17,8 +17,9 @@ const END: &str = "<!-- end of table -->\n";
 
 /// The order of the rows; a test that is not here comes last.
 const ROWS: &[&str] = &[
+    "boot",
     "source_tests",
-    "probe_variants",
+    "probe",
     "windows",
     "cycles",
     "no_cycles",

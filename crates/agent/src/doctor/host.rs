@@ -1,8 +1,7 @@
-//! Facts of the host that need no probe.
+//! Facts of the host beside the probe.
 
 use std::{fs, os::unix::net::UnixStream, path::Path};
 
-use caps::{CapSet, Capability};
 use wattpipe_pipeline::registry::HostRoots;
 use wattpipe_source::{
     cgroup,
@@ -11,75 +10,6 @@ use wattpipe_source::{
 };
 
 use super::Finding;
-
-/// The oldest kernel with everything the probe uses.
-const OLDEST: (u32, u32) = (5, 10);
-
-pub(super) fn privileges() -> Finding {
-    let has = |cap| caps::has_cap(None, CapSet::Permitted, cap).unwrap_or(false);
-    let missing: Vec<&str> =
-        [(Capability::CAP_BPF, "CAP_BPF"), (Capability::CAP_PERFMON, "CAP_PERFMON")]
-            .into_iter()
-            .filter(|(cap, _)| !has(*cap))
-            .map(|(_, name)| name)
-            .collect();
-    if missing.is_empty() {
-        let who = if nix::unistd::geteuid().is_root() { "root" } else { "an unprivileged user" };
-        return Finding::ok("privileges", format!("{who} with CAP_BPF and CAP_PERFMON"));
-    }
-    Finding::missing(
-        "privileges",
-        format!("no {}", missing.join(", no ")),
-        "the probe cannot be loaded: the procfs source sees only what outlives a window",
-        "run as root, or `setcap cap_bpf,cap_perfmon,cap_dac_read_search+p` on the binary",
-    )
-}
-
-pub(super) fn kernel() -> Finding {
-    let Ok(name) = nix::sys::utsname::uname() else {
-        return Finding::note("kernel", "unknown", "its version cannot be read");
-    };
-    let release = name.release().to_string_lossy().into_owned();
-    let mut numbers = release.split(['.', '-']).map_while(|n| n.parse::<u32>().ok());
-    let version = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-    if version >= OLDEST {
-        return Finding::ok("kernel", format!("Linux {release}: BPF ring buffer and tracepoints"));
-    }
-    Finding::missing(
-        "kernel",
-        format!("Linux {release}"),
-        "the probe needs Linux 5.10 or newer: the procfs source is used",
-        "upgrade the kernel",
-    )
-}
-
-pub(super) fn btf(roots: &HostRoots) -> Finding {
-    let path = roots.sysfs.join("kernel/btf/vmlinux");
-    match fs::metadata(&path) {
-        Ok(_) => Finding::ok("btf", format!("{}", path.display())),
-        Err(_) => Finding::missing(
-            "btf",
-            format!("{} is not there", path.display()),
-            "the probe does not know where the kernel keeps its fields: the procfs source is used",
-            "boot a kernel built with CONFIG_DEBUG_INFO_BTF=y, and mount /sys",
-        ),
-    }
-}
-
-pub(super) fn cycles(roots: &HostRoots) -> Finding {
-    let devices = roots.sysfs.join("bus/event_source/devices");
-    let pmu = ["cpu", "cpu_core", "armv8_pmuv3", "armv8_pmuv3_0"]
-        .into_iter()
-        .find(|name| devices.join(name).exists());
-    match pmu {
-        Some(name) => Finding::ok("cycles", format!("hardware counters ({name})")),
-        None => Finding::note(
-            "cycles",
-            "no hardware cycle counter (usual in virtual machines)",
-            "energy is shared out by CPU time and SMT overlap, without the frequency's part",
-        ),
-    }
-}
 
 /// Findings on meters, and the line on what energy will rest on.
 pub(super) fn meters(roots: &HostRoots) -> (Vec<Finding>, String) {

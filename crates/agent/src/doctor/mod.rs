@@ -93,12 +93,11 @@ pub(crate) fn doctor(format: DoctorFormat, input: &Input, registry: &Registry) -
         true => HostRoots::default(),
         false => {
             let env = |name: &str| std::env::var(name).ok();
-            match config::load(input, registry, &env) {
-                (Some(loaded), _) => loaded.host.into(),
-                (None, report) => {
-                    eprint!("{}", report.errors.concat());
-                    return Exit::Usage;
-                }
+            let (loaded, report) = config::load(input, registry, &env);
+            commands::tell(&report);
+            match loaded {
+                Some(loaded) => loaded.host.into(),
+                None => return Exit::Usage,
             }
         }
     };
@@ -118,11 +117,10 @@ pub(crate) fn doctor(format: DoctorFormat, input: &Input, registry: &Registry) -
 }
 
 async fn diagnose(roots: &HostRoots, registry: &Registry) -> Diagnosis {
-    let mut findings = vec![host::privileges(), host::kernel(), host::btf(roots)];
+    let mut findings = probe::needs(roots);
     let probe = probe::attach(registry, roots).await;
     let works = probe.status == Status::Ok;
     findings.push(probe);
-    findings.push(host::cycles(roots));
     let (meters, energy) = host::meters(roots);
     findings.extend(meters);
     findings.push(host::cgroups(roots));
@@ -150,10 +148,10 @@ fn text(diagnosis: &Diagnosis) -> String {
             Status::Note => "note",
             Status::Missing => "MISSING",
         };
-        let _ = writeln!(out, "{mark:<8} {:<14} {}", finding.area, finding.found);
+        let _ = writeln!(out, "{mark:<8} {:<17} {}", finding.area, finding.found);
         for (name, what) in [("consequence", &finding.consequence), ("remedy", &finding.remedy)] {
             if let Some(what) = what {
-                let _ = writeln!(out, "{:<23} {name}: {what}", "");
+                let _ = writeln!(out, "{:<26} {name}: {what}", "");
             }
         }
     }

@@ -9,11 +9,28 @@ use wattpipe_pipeline::{
     testing::{SourceHarness, source_harness},
 };
 
-use super::Finding;
+use super::{Finding, Status};
 
 const AREA: &str = "probe";
 /// Loading takes a fraction of a second.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the probe needs or uses, piece by piece.
+pub(super) fn needs(roots: &HostRoots) -> Vec<Finding> {
+    wattpipe_source::ebpf::probe_host(roots)
+        .into_iter()
+        .map(|check| {
+            let some = |text: String| (!text.is_empty()).then_some(text);
+            Finding {
+                area: check.name,
+                status: if check.ok { Status::Ok } else { Status::Missing },
+                found: check.found,
+                consequence: some(check.consequence),
+                remedy: some(check.remedy),
+            }
+        })
+        .collect()
+}
 
 /// Loads and attaches the probe, waits for its first batch, and takes it away again.
 pub(super) async fn attach(registry: &Registry, roots: &HostRoots) -> Finding {

@@ -14,7 +14,7 @@ use wattpipe_pipeline::registry::HostRoots;
 use wattpipe_source::cgroup::{self, Version};
 
 #[track_caller]
-fn run(command: &mut Command) -> Output {
+pub(crate) fn run(command: &mut Command) -> Output {
     let output = command.output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{command:?}: {} {errors}", output.status);
@@ -22,7 +22,7 @@ fn run(command: &mut Command) -> Output {
 }
 
 #[track_caller]
-fn eventually(what: &str, mut test: impl FnMut() -> bool) {
+pub(crate) fn eventually(what: &str, mut test: impl FnMut() -> bool) {
     let start = Instant::now();
     while !test() {
         assert!(start.elapsed() < Duration::from_secs(120), "{what} does not come");
@@ -41,7 +41,7 @@ pub(crate) fn on_v2() -> Command {
 }
 
 /// A root file system of busybox alone.
-fn root_fs(root: &Path) {
+pub(crate) fn root_fs(root: &Path) {
     for directory in ["bin", "proc", "dev", "sys", "tmp"] {
         fs::create_dir_all(root.join(directory)).expect("a root file system");
     }
@@ -200,7 +200,7 @@ impl Drop for Rig {
 }
 
 /// Removes a branch of ours from all hierarchies.
-fn remove_cgroups(parent: &str) {
+pub(crate) fn remove_cgroups(parent: &str) {
     let root = Path::new("/sys/fs/cgroup");
     let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|e| e.path());
     for branch in hierarchies.chain([root.to_owned()]).map(|h| h.join(parent)) {

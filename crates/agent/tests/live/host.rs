@@ -16,23 +16,23 @@ use super::agent::unix_now;
 /// Time on a CPU, Σ over the threads of a process, in nanoseconds. A thread that has ended is missing
 /// in it.
 pub fn schedstat(pid: u32) -> u64 {
-    schedstat_field(pid, 0)
+    schedstat_field(pid, 0).iter().sum()
 }
 
-/// Time that its threads could have run and waited for a CPU.
+/// Time that the thread which waited longest could have run and waited for a CPU.
 pub fn waited(pid: u32) -> u64 {
-    schedstat_field(pid, 1)
+    schedstat_field(pid, 1).into_iter().max().unwrap_or(0)
 }
 
-fn schedstat_field(pid: u32, field: usize) -> u64 {
+fn schedstat_field(pid: u32, field: usize) -> Vec<u64> {
     let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("a living process");
     tasks
         .flatten()
         .map(|task| {
             let text = fs::read_to_string(task.path().join("schedstat")).expect("schedstat");
-            text.split(' ').nth(field).and_then(|n| n.trim().parse::<u64>().ok()).expect("a number")
+            text.split(' ').nth(field).and_then(|n| n.trim().parse().ok()).expect("a number")
         })
-        .sum()
+        .collect()
 }
 
 /// Nanoseconds that the hypervisor took from all CPUs, in steps of 10 ms.

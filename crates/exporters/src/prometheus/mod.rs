@@ -145,6 +145,8 @@ impl Exporter for PrometheusExporter {
         let patience = timeout.min(Duration::from_secs(1));
         if tokio::time::timeout(patience, &mut task).await.is_err() {
             task.abort();
+            // The port is free once the task is gone.
+            let _ = task.await;
         }
         Ok(())
     }

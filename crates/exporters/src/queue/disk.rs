@@ -8,6 +8,8 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    thread,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -20,6 +22,8 @@ use super::{QueueError, Request, store::Ticket};
 const META: TableDefinition<'_, u64, (u64, u64, u64)> = TableDefinition::new("meta");
 /// Sequence number to encoded request.
 const BODY: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("body");
+/// How long a file may still be in use by the exporter before.
+const HANDOVER: Duration = Duration::from_secs(1);
 /// Pages kept in memory.
 const CACHE_BYTES: usize = 4 << 20;
 
@@ -35,7 +39,7 @@ impl DiskQueue {
         let fail = |what: String| QueueError::Storage { path: path.clone(), what };
         fs::create_dir_all(directory)
             .map_err(|e| fail(format!("cannot create the directory: {e}")))?;
-        match Self::open_file(&path) {
+        match Self::open_patiently(&path) {
             Ok(opened) => Ok(opened),
             Err(OpenError::InUse) => {
                 Err(fail("another process uses it; give each agent a directory of its own".into()))
@@ -48,6 +52,17 @@ impl DiskQueue {
                     OpenError::InUse => fail("another process uses it".into()),
                     OpenError::Broken(e) => fail(e),
                 })
+            }
+        }
+    }
+
+    /// After a reload the last reads and writes of the exporter before may still be under way.
+    fn open_patiently(path: &Path) -> Result<(Self, Vec<Ticket>), OpenError> {
+        let until = Instant::now() + HANDOVER;
+        loop {
+            match Self::open_file(path) {
+                Err(OpenError::InUse) if Instant::now() < until => thread::sleep(HANDOVER / 20),
+                other => return other,
             }
         }
     }

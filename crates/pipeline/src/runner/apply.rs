@@ -5,20 +5,16 @@ use std::{collections::BTreeMap, time::Duration};
 
 use figment::value::Value;
 use tokio::sync::oneshot;
-use tracing::{error, warn};
+use tracing::error;
 
 use super::{
-    Event, Graph, Message, Part, Runner,
+    Graph, Message, Part, Runner,
     chain_thread::{Change, Layout, PipelineLayout, StepLayout},
     exporter::{ExporterSlot, Outlet},
     gate::Gate,
-    source::{self, Incarnation, SourceSlot, State},
-    supervise::with_causes,
+    source::SourceSlot,
 };
 use crate::{exporter::Exporter, source::Source};
-
-/// A source that neither fails nor sends anything for so long counts as started.
-const SETTLE: Duration = Duration::from_secs(2);
 
 /// What a change did.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -33,13 +29,13 @@ pub struct Applied {
 
 /// What to do again if the change fails half-way.
 #[derive(Default)]
-struct Undo {
+pub(super) struct Undo {
     /// Exporters by id, with what ran under the id before.
     exporters: Vec<(String, Option<Part<dyn Exporter>>)>,
     /// Sources by number, with what ran before.
-    sources: Vec<(usize, Part<dyn Source>)>,
+    pub(super) sources: Vec<(usize, Part<dyn Source>)>,
     /// Sources started in vain.
-    fresh: Vec<usize>,
+    pub(super) fresh: Vec<usize>,
 }
 
 impl Runner {
@@ -196,124 +192,6 @@ impl Runner {
         }
     }
 
-    /// Stops what is gone or different and starts what is new, its batches held back. The gates of
-    /// what was started.
-    async fn swap_sources(
-        &mut self,
-        graph: &Graph,
-        numbers: &BTreeMap<String, usize>,
-        sources: Vec<Built<dyn Source>>,
-        applied: &mut Applied,
-        undo: &mut Undo,
-    ) -> Result<Vec<std::sync::Arc<Gate>>, String> {
-        let changed: Vec<&String> = sources.iter().map(|(part, _)| &part.id).collect();
-        let leaving: Vec<usize> = self
-            .sources
-            .iter()
-            .filter(|s| {
-                changed.contains(&&s.part.id) || !graph.sources.iter().any(|p| p.id == s.part.id)
-            })
-            .map(|s| s.number)
-            .collect();
-        for number in leaving {
-            if !self.stop_source(number).await {
-                warn!("a source does not stop; its thread is left behind");
-            }
-            if let Some(at) = self.sources.iter().position(|s| s.number == number) {
-                let slot = self.sources.remove(at);
-                if !changed.contains(&&slot.part.id) {
-                    applied.stopped.push(slot.part.id.clone());
-                }
-                undo.sources.push((number, slot.part));
-            }
-        }
-        let mut fresh = Vec::new();
-        for (part, made) in sources {
-            let number = numbers[&part.id];
-            applied.started.push(part.id.clone());
-            undo.fresh.push(number);
-            self.start_source(part, number, made, Gate::held())?;
-            fresh.push(number);
-        }
-        self.settle(&fresh).await?;
-        let gates = self.sources.iter().filter(|s| fresh.contains(&s.number));
-        Ok(gates
-            .filter_map(|s| match &s.state {
-                State::Running(Incarnation { gate, .. }) => Some(gate.clone()),
-                _ => None,
-            })
-            .collect())
-    }
-
-    fn start_source(
-        &mut self,
-        part: Part<dyn Source>,
-        number: usize,
-        made: Box<dyn Source>,
-        gate: Gate,
-    ) -> Result<(), String> {
-        self.next_generation += 1;
-        let generation = self.next_generation;
-        let incarnation =
-            source::start(made, &part.id, number, generation, gate, &self.source_shared)?;
-        let state = State::Running(incarnation);
-        self.sources.push(SourceSlot { part, number, state, backoff: Default::default() });
-        Ok(())
-    }
-
-    /// Waits until each of these has a first batch to send, or has been quiet for a while; the
-    /// reason of one that failed.
-    async fn settle(&mut self, numbers: &[usize]) -> Result<(), String> {
-        let deadline = tokio::time::Instant::now() + SETTLE;
-        for &number in numbers {
-            let Some(slot) = self.sources.iter().find(|s| s.number == number) else { continue };
-            let State::Running(Incarnation { gate, generation, .. }) = &slot.state else {
-                continue;
-            };
-            let (gate, generation, id) = (gate.clone(), *generation, slot.part.id.clone());
-            loop {
-                tokio::select! {
-                    () = gate.wait_arrived() => break,
-                    () = tokio::time::sleep_until(deadline) => break,
-                    event = self.events.recv() => match event {
-                        Some(Event::SourceEnded { number: n, generation: g, result: Err(e) })
-                            if n == number && g == generation =>
-                        {
-                            self.ended(number);
-                            return Err(format!("source `{id}`: {}", with_causes(&e)));
-                        }
-                        Some(other) => {
-                            let ended = matches!(
-                                other,
-                                Event::SourceEnded { number: n, generation: g, .. }
-                                    if n == number && g == generation
-                            );
-                            self.deferred.push_back(other);
-                            if ended {
-                                break;
-                            }
-                        }
-                        None => break,
-                    }
-                }
-            }
-        }
-        // One that failed while another was waited for.
-        let failed = self.deferred.iter().find_map(|e| match e {
-            Event::SourceEnded { number, result: Err(e), .. } if numbers.contains(number) => {
-                Some(with_causes(e))
-            }
-            _ => None,
-        });
-        failed.map_or(Ok(()), Err)
-    }
-
-    fn ended(&mut self, number: usize) {
-        if let Some(slot) = self.sources.iter_mut().find(|s| s.number == number) {
-            slot.state = State::Ended;
-        }
-    }
-
     async fn change_chain(&mut self, layout: Layout) -> Result<(), String> {
         let (answer, answered) = oneshot::channel();
         let change = Message::Change(Box::new(Change { layout, answer }));
@@ -376,9 +254,9 @@ impl Runner {
 }
 
 /// A part with the component built from it.
-type Built<T> = (Part<T>, Box<T>);
+pub(super) type Built<T> = (Part<T>, Box<T>);
 
-fn build<T: ?Sized>(part: &Part<T>, what: &str) -> Result<Built<T>, String> {
+pub(super) fn build<T: ?Sized>(part: &Part<T>, what: &str) -> Result<Built<T>, String> {
     let made = (part.make)().map_err(|e| format!("{what} `{}`: {e}", part.id))?;
     Ok((part.clone(), made))
 }

@@ -49,6 +49,14 @@ impl Gate {
         self.set(State::Shut);
     }
 
+    /// Shuts it where it was still held: what never got in need not be waited for.
+    pub(super) fn turn_away(&self) {
+        let held = self.state.lock().unwrap_or_else(PoisonError::into_inner).0 == State::Held;
+        if held {
+            self.shut();
+        }
+    }
+
     fn set(&self, state: State) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).0 = state;
         self.opened.notify_all();

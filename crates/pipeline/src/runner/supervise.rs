@@ -244,6 +244,7 @@ impl Runner {
         let State::Running(incarnation) = &slot.state else { return true };
         let (generation, gate) = (incarnation.generation, incarnation.gate.clone());
         incarnation.stop.fire();
+        gate.turn_away();
         let ended = timeout(STOP_TIMEOUT, async {
             loop {
                 match self.events.recv().await {

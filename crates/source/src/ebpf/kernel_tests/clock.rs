@@ -74,5 +74,6 @@ async fn the_scheduler_s_clock_agrees_with_the_scheduler_s_account() {
 #[ignore = "needs root: run by cargo xtask test"]
 async fn the_monotonic_clock_counts_stolen_time_too() {
     let (ours, kernel) = compare(Clock::Monotonic).await;
-    assert!(ours + 300_000 + kernel / 2000 >= kernel, "{ours} and {kernel}");
+    // Time stolen between the scheduler's look at its clock and the probe's is not the process's here.
+    assert!(ours + 300_000 + kernel / 200 >= kernel, "{ours} and {kernel}");
 }
