@@ -13,6 +13,7 @@ mod record;
 mod rivals;
 mod rng;
 mod scenarios;
+mod schedule;
 mod score;
 mod sim;
 
@@ -128,18 +129,6 @@ fn run(scenario: &Scenario, options: &Options) -> Result<Line, String> {
         let best = usual_given.iter().map(|g| rest_of(g).share).fold(f64::INFINITY, f64::min);
         (rest_of(&ours.given), best)
     });
-    if std::env::var("BENCH_DETAIL").is_ok() {
-        for (name, given) in [("ours", &ours.given), ("exact", &seen.exact())] {
-            let mut sums = vec![(0.0, 0.0); all.len()];
-            for (block, (_, active)) in truth.iter().enumerate().skip(FROM) {
-                for w in &all {
-                    sums[*w].0 += given[block][*w];
-                    sums[*w].1 += active[*w];
-                }
-            }
-            eprintln!("{name}: {sums:.1?}");
-        }
-    }
     let confidence =
         ours.confidence.iter().map(|(sum, n)| (*n > 0).then(|| sum / f64::from(*n))).collect();
     Ok(Line {

@@ -28,7 +28,7 @@ pub const SECOND: u64 = 1_000_000_000;
 pub const SLICE: u64 = 100 * MS;
 /// The truth is told in blocks of this length.
 pub const BLOCK: u64 = 10 * SECOND;
-const QUANTUM: u64 = 4 * MS;
+pub(crate) const QUANTUM: u64 = 4 * MS;
 const GOVERNOR: u64 = 5 * MS;
 const RAPL_UPDATE: f64 = 976_000.0;
 
@@ -67,7 +67,7 @@ pub struct Workload {
 
 /// What happens to whom, in order of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Event {
+pub(crate) enum Event {
     Wake(usize),
     Leave { cpu: usize, generation: u64 },
     Govern,
@@ -76,22 +76,22 @@ enum Event {
     Read,
 }
 
-struct Thread {
-    workload: usize,
-    cpus: Vec<usize>,
-    pattern: Pattern,
-    pid: u32,
-    left: u64,
-    followers: Vec<usize>,
+pub(crate) struct Thread {
+    pub(crate) workload: usize,
+    pub(crate) cpus: Vec<usize>,
+    pub(crate) pattern: Pattern,
+    pub(crate) pid: u32,
+    pub(crate) left: u64,
+    pub(crate) followers: Vec<usize>,
 }
 
 #[derive(Default)]
-struct CpuState {
-    queue: VecDeque<usize>,
-    running: Option<usize>,
-    generation: u64,
-    since: u64,
-    cycles: f64,
+pub(crate) struct CpuState {
+    pub(crate) queue: VecDeque<usize>,
+    pub(crate) running: Option<usize>,
+    pub(crate) generation: u64,
+    pub(crate) since: u64,
+    pub(crate) cycles: f64,
 }
 
 /// A block of truth: joules per zone.
@@ -121,12 +121,12 @@ pub struct Sim {
     pub zones: Vec<Arc<Zone>>,
     /// Truth by block.
     pub truth: Vec<Truth>,
-    rng: Rng,
-    now: u64,
+    pub(crate) rng: Rng,
+    pub(crate) now: u64,
     sequence: u64,
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
-    threads: Vec<Thread>,
-    cpus: Vec<CpuState>,
+    pub(crate) threads: Vec<Thread>,
+    pub(crate) cpus: Vec<CpuState>,
     ghz: Vec<f64>,
     drift: f64,
     factor: Vec<f64>,
@@ -134,16 +134,16 @@ pub struct Sim {
     shown: Vec<f64>,
     noise: Vec<f64>,
     last_snapshot: Vec<f64>,
-    entries: Vec<Vec<Switch>>,
+    pub(crate) entries: Vec<Vec<Switch>>,
     lives: Vec<ProcessEvent>,
     readings: Vec<MeterReading>,
     next_pid: u32,
     /// CPU time of living processes.
     pub alive: Polled,
     splits: Vec<Split>,
-    stale: Vec<bool>,
+    pub(crate) stale: Vec<bool>,
     /// Socket and core of each CPU.
-    places: Vec<(usize, usize)>,
+    pub(crate) places: Vec<(usize, usize)>,
     slice: Slice,
     last_read: Vec<f64>,
     /// All slices so far.
@@ -250,12 +250,12 @@ impl Sim {
         self.schedule(at, Event::Read);
     }
 
-    fn schedule(&mut self, at: u64, event: Event) {
+    pub(crate) fn schedule(&mut self, at: u64, event: Event) {
         self.sequence += 1;
         self.events.push(Reverse((at.max(self.now), self.sequence, event)));
     }
 
-    fn fork(&mut self, workload: usize) -> u32 {
+    pub(crate) fn fork(&mut self, workload: usize) -> u32 {
         self.next_pid += 1;
         let pid = self.next_pid;
         self.alive.insert(pid, (workload, 0));
@@ -263,7 +263,7 @@ impl Sim {
         pid
     }
 
-    fn life(&mut self, pid: u32, workload: usize, kind: ProcessEventKind) {
+    pub(crate) fn life(&mut self, pid: u32, workload: usize, kind: ProcessEventKind) {
         let mut process = Process::unknown(Tgid(pid));
         if kind == ProcessEventKind::Fork {
             process.comm = Some(self.workloads[workload].name.into());
@@ -468,147 +468,5 @@ impl Sim {
         self.last_read.clone_from(&self.shown);
         self.slices.push(slice);
         self.schedule_reading(self.now + SLICE);
-    }
-
-    /// A thread becomes runnable: on the CPU of its set with the least to do, an idle core first.
-    fn wake(&mut self, thread: usize) {
-        let on = self.burst(thread);
-        if on == 0 {
-            return;
-        }
-        if matches!(self.threads[thread].pattern, Pattern::Forks { .. }) {
-            let workload = self.threads[thread].workload;
-            self.threads[thread].pid = self.fork(workload);
-        }
-        self.run_on_best(thread, on);
-        for follower in self.threads[thread].followers.clone() {
-            self.run_on_best(follower, on);
-        }
-    }
-
-    fn run_on_best(&mut self, thread: usize, on: u64) {
-        if self.threads[thread].left > 0 {
-            return;
-        }
-        self.threads[thread].left = on;
-        let load = |cpu: usize| {
-            let state = &self.cpus[cpu];
-            let own = state.queue.len() + usize::from(state.running.is_some());
-            let half = self.machine.sockets * self.machine.cores;
-            let sibling = self.machine.threads > 1
-                && self.cpus[(cpu + half) % self.cpus.len()].running.is_some();
-            own * 2 + usize::from(sibling)
-        };
-        let spread = self.rng.bits() as usize;
-        let set = &self.threads[thread].cpus;
-        let best = (0..set.len()).map(|i| set[(i + spread) % set.len()]).min_by_key(|c| load(*c));
-        let Some(cpu) = best else { return };
-        self.cpus[cpu].queue.push_back(thread);
-        if self.cpus[cpu].running.is_none() {
-            self.next(cpu);
-        }
-    }
-
-    /// How long a thread runs now that it wakes; 0 where it does not yet.
-    fn burst(&mut self, thread: usize) -> u64 {
-        let seconds = self.now as f64 * 1e-9;
-        let ms = match self.threads[thread].pattern.clone() {
-            Pattern::Always | Pattern::With(_) => 1e12,
-            Pattern::Bursts { on, .. } | Pattern::Tide { on, .. } => self.rng.exponential(on),
-            Pattern::Forks { on, .. } => on * self.rng.range(0.8, 1.2),
-            Pattern::Phases { half, odd } => {
-                let phase = (seconds / half) as u64;
-                let end = (phase + 1) as f64 * half;
-                if (phase % 2 == 1) != odd {
-                    self.schedule((end * 1e9) as u64 + 1, Event::Wake(thread));
-                    return 0;
-                }
-                (end - seconds) * 1e3
-            }
-        };
-        ((ms * MS as f64) as u64).max(20_000)
-    }
-
-    /// How long it sleeps after a burst.
-    fn sleep(&mut self, thread: usize) -> Option<u64> {
-        let seconds = self.now as f64 * 1e-9;
-        let ms = match self.threads[thread].pattern.clone() {
-            Pattern::Always => 0.0,
-            Pattern::With(_) => return None,
-            Pattern::Bursts { off, .. } | Pattern::Forks { off, .. } => self.rng.exponential(off),
-            Pattern::Tide { off, off_peak, period, .. } => {
-                let height = 0.5 - 0.5 * (std::f64::consts::TAU * seconds / period).cos();
-                self.rng.exponential(off * (off_peak / off).powf(height))
-            }
-            Pattern::Phases { .. } => 0.1,
-        };
-        Some((ms * MS as f64) as u64 + 10_000)
-    }
-
-    /// The running thread's quantum or burst is over.
-    fn leave(&mut self, cpu: usize) {
-        let Some(thread) = self.credit(cpu) else { return };
-        if self.threads[thread].left == 0 {
-            if let Some(sleep) = self.sleep(thread) {
-                self.schedule(self.now + sleep, Event::Wake(thread));
-            }
-            let dies = matches!(self.threads[thread].pattern, Pattern::Forks { .. });
-            if dies {
-                let pid = self.threads[thread].pid;
-                self.life(pid, self.threads[thread].workload, ProcessEventKind::Exit);
-                self.alive.remove(&pid);
-            }
-        } else {
-            self.cpus[cpu].queue.push_back(thread);
-        }
-        let before = self.threads[thread].pid;
-        self.cpus[cpu].running = None;
-        self.take(cpu, before);
-    }
-
-    /// Books the running thread's time up to now.
-    fn credit(&mut self, cpu: usize) -> Option<usize> {
-        let thread = self.cpus[cpu].running?;
-        let ran = self.now - self.cpus[cpu].since;
-        self.cpus[cpu].since = self.now;
-        self.threads[thread].left = self.threads[thread].left.saturating_sub(ran);
-        if let Some((_, ns)) = self.alive.get_mut(&self.threads[thread].pid) {
-            *ns += ran;
-        }
-        Some(thread)
-    }
-
-    /// CPU time of living processes up to now, as `/proc` shows it.
-    pub fn poll(&mut self) -> Polled {
-        for cpu in 0..self.cpus.len() {
-            self.credit(cpu);
-        }
-        self.alive.clone()
-    }
-
-    fn next(&mut self, cpu: usize) {
-        self.take(cpu, 0);
-    }
-
-    fn take(&mut self, cpu: usize, prev: u32) {
-        let next = self.cpus[cpu].queue.pop_front();
-        let state = &mut self.cpus[cpu];
-        state.running = next;
-        state.since = self.now;
-        state.generation += 1;
-        let generation = state.generation;
-        let cycles = state.cycles as u64;
-        let pid = next.map_or(0, |t| self.threads[t].pid);
-        let (prev, next_pid) = (Tgid(prev), Tgid(pid));
-        if prev != next_pid {
-            self.entries[cpu].push(Switch { ts: Nanos(self.now), cycles, prev, next: next_pid });
-        }
-        self.stale[self.machine.place(cpu).0] = true;
-        if let Some(thread) = next {
-            let left = self.threads[thread].left.max(1);
-            // A lone thread is not interrupted, but its time must be looked at now and then.
-            let stretch = left.min(QUANTUM);
-            self.schedule(self.now + stretch, Event::Leave { cpu, generation });
-        }
     }
 }

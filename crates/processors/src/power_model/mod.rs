@@ -22,6 +22,7 @@ mod config;
 mod counter;
 pub mod estimate;
 mod estimated;
+mod fit;
 mod idle;
 mod interval;
 mod keys;
