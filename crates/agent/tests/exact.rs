@@ -2,7 +2,7 @@
 //! against what the kernel's own accounting says (schedstat, cgroups), and against an independent
 //! trace of the same switches.
 //!
-//! The kernel's accounting leaves out time that the hypervisor stole, which a process on its CPU
+//! The kernel's accounting leaves out time that the hypervisor stole, or interrupts took, which a process on its CPU
 //! cannot be told apart from running by the switches alone: each comparison allows for the steal
 //! that was measured while it ran.
 
@@ -121,7 +121,7 @@ fn every_process_gets_what_it_used() {
     for line in &verdict.report {
         println!("  {line}");
     }
-    println!("  steal in this run: {} ms", steal / 1_000_000);
+    println!("  stolen or in interrupts in this run: {} ms", steal / 1_000_000);
     assert!(verdict.failures.is_empty(), "\n{}\n{log}", verdict.failures.join("\n"));
 }
 
