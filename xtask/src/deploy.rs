@@ -79,7 +79,7 @@ fn tools() -> Result<Tools> {
     })?;
     let compose = build::once(&base, "compose", COMPOSE, || {
         let bin = base.join("bin-compose");
-        run(Command::new("go").args(["install", COMPOSE]).env("GOBIN", &bin))?;
+        run(Command::new(build::go(&base)?).args(["install", COMPOSE]).env("GOBIN", &bin))?;
         Ok(bin)
     })?;
     let otelcol = build::once(&base, "otelcol", &format!("{COLLECTOR:?}{COLLECTOR_MAIN}"), || {

@@ -31,11 +31,11 @@ const OBJECTS: &[(&str, &str)] = &[("wattpipe", "wattpipe.bpf.o"), ("bench", "be
 pub(crate) struct Args {
     /// Install the toolchain where it is missing: Debian packages, else by rustup.
     #[arg(long)]
-    install: bool,
+    pub(crate) install: bool,
     /// Change nothing: with the recorded versions the build must equal the committed objects, with
     /// others the rebuilt probe must pass the kernel tests.
     #[arg(long)]
-    check: bool,
+    pub(crate) check: bool,
 }
 
 /// A compiler that can build for the kernel.

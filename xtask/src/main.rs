@@ -13,6 +13,7 @@ mod process;
 mod soak;
 mod test;
 mod test_kernel;
+mod truth_bench;
 
 use std::process::ExitCode;
 
@@ -53,10 +54,13 @@ enum Task {
     Test(test::Args),
     /// The probe on real Debian kernels, in QEMU.
     TestKernel(test_kernel::Args),
+    /// A simulated machine, the usual formulas and ours: who gets closest to the truth.
+    TruthBench(truth_bench::Args),
 }
 
 fn main() -> ExitCode {
     let result = match Cli::parse().task {
+        Task::TruthBench(args) => truth_bench::run(&args),
         Task::Check => test::check(),
         Task::Docs => docs::write(),
         Task::Ebpf(args) => ebpf::ebpf(&args),

@@ -2,14 +2,21 @@
 //! need the kernel are marked `#[ignore]` so that plain `cargo test` needs no rights; here they
 //! run as root, and fail where they cannot.
 
+use std::time::Instant;
+
 use anyhow::{Result, bail};
 use clap::Args as ClapArgs;
 use serde_json::Value;
 
-use crate::process::{self, as_root, cargo, output};
+use crate::{
+    deploy, e2e, ebpf, examples, links,
+    process::{self, as_root, cargo, output},
+    test_kernel,
+};
 
 /// Debian packages that the privileged tests use.
-const PACKAGES: &[&str] = &["busybox-static", "crun", "podman", "runc", "util-linux"];
+const PACKAGES: &[&str] =
+    &["busybox-static", "crun", "podman", "python3-venv", "runc", "util-linux"];
 
 /// Which tests.
 #[derive(ClapArgs)]
@@ -39,17 +46,46 @@ pub(crate) fn check() -> Result<()> {
     ]))
 }
 
-fn run_tests_as_user() -> Result<()> {
-    process::run(&mut cargo(&["test", "--workspace", "--quiet"]))
-}
+/// A part of the tests, by name.
+type Step = (&'static str, fn() -> Result<()>);
 
+/// What needs no privileges.
+const AS_USER: &[Step] = &[
+    ("unit and property tests", || process::run(&mut cargo(&["test", "--workspace", "--quiet"]))),
+    ("documents: links and commands", links::links),
+];
+
+/// What needs the kernel, root, or other people's programs.
+const PRIVILEGED: &[Step] = &[
+    ("packages", || install(PACKAGES)),
+    ("tests on the running kernel", kernel_tests),
+    ("the committed eBPF object", || ebpf::ebpf(&ebpf::Args { install: true, check: true })),
+    ("examples", examples::examples),
+    ("foreign receivers", e2e::e2e),
+    ("deployment files", deploy::deploy),
+    ("real kernels in QEMU, short set", test_kernel::short),
+];
+
+/// Runs every step, also after one has failed, and closes with a line that counts them.
 pub(crate) fn test(args: &Args) -> Result<()> {
-    run_tests_as_user()?;
-    if args.unprivileged {
-        return Ok(());
+    let privileged = if args.unprivileged { &[] } else { PRIVILEGED };
+    let mut report = Vec::new();
+    let mut failed = Vec::new();
+    for (name, step) in AS_USER.iter().chain(privileged) {
+        println!("\n== {name}");
+        let begun = Instant::now();
+        let result = step();
+        let seconds = begun.elapsed().as_secs();
+        let word = if result.is_ok() { "ok" } else { "FAILED" };
+        report.push(format!("{word:<6} {seconds:>5} s  {name}"));
+        if let Err(error) = result {
+            eprintln!("{name}: {error:#}");
+            failed.push(*name);
+        }
     }
-    install(PACKAGES)?;
-    kernel_tests()
+    println!("\n{}", report.join("\n"));
+    println!("{} passed, {} failed", report.len() - failed.len(), failed.len());
+    if failed.is_empty() { Ok(()) } else { bail!("failed: {}", failed.join("; ")) }
 }
 
 /// Installs Debian packages that are not there yet.

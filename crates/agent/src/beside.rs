@@ -1,15 +1,22 @@
 //! What runs beside the pipelines: extensions, own metrics, the watchdog's feed.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use tokio::task::JoinHandle;
 use wattpipe_pipeline::{
     identity::AttributeSet,
     runner::{Progress, Runner},
     telemetry::Telemetry,
+    units::ConfigDuration,
 };
 
-use crate::{config::Loaded, extension::Extension, health::Server, notify, own_metrics::Published};
+use crate::{
+    config::Loaded,
+    extension::Extension,
+    health::{Judge, Server},
+    notify,
+    own_metrics::Published,
+};
 
 /// Services of the agent; dropping it ends them.
 pub(crate) struct Beside {
@@ -37,7 +44,10 @@ impl Beside {
     ) -> Self {
         let progress = runner.progress();
         let mut beside = Self {
-            watchdog: notify::watchdog(progress.clone()),
+            watchdog: notify::watchdog(Judge {
+                progress: progress.clone(),
+                longest: longest_window(loaded),
+            }),
             progress,
             health: Vec::new(),
             metrics: None,
@@ -60,10 +70,12 @@ impl Beside {
             .filter_map(|id| loaded.extensions.get(id))
             .map(|Extension::HealthCheck(config)| config.clone())
             .collect();
-        self.health.retain(|server| wanted.iter().any(|c| server.serves(c)));
+        let longest = longest_window(loaded);
+        self.health.retain(|server| wanted.iter().any(|c| server.serves(c, longest)));
         for config in wanted {
-            if !self.health.iter().any(|server| server.serves(&config)) {
-                self.health.extend(Server::start(config, self.progress.clone()).await);
+            if !self.health.iter().any(|server| server.serves(&config, longest)) {
+                let judge = Judge { progress: self.progress.clone(), longest };
+                self.health.extend(Server::start(config, judge).await);
             }
         }
         let config = &loaded.service.telemetry.metrics;
@@ -75,4 +87,21 @@ impl Beside {
             }
         }
     }
+}
+
+/// The longest window that any component is configured to give, by its `window` or `interval`.
+fn longest_window(loaded: &Loaded) -> Duration {
+    let sources = loaded.sources.values().map(|c| c.factory.effective());
+    let processors = loaded.processors.values().map(|c| c.factory.effective());
+    sources
+        .chain(processors)
+        .flat_map(|settings| {
+            ["window", "interval"].map(|key| {
+                let text = settings.get(key)?.as_str()?;
+                text.parse::<ConfigDuration>().ok().map(|d| d.0)
+            })
+        })
+        .flatten()
+        .max()
+        .unwrap_or_default()
 }

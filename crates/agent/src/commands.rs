@@ -34,7 +34,8 @@ pub(crate) fn load(input: &Input, registry: &Registry) -> Result<Loaded, Exit> {
     loaded.ok_or(Exit::Usage)
 }
 
-fn tell(report: &Report) {
+/// Prints what a load has found.
+pub(crate) fn tell(report: &Report) {
     let mut err = io::stderr().lock();
     for text in report.warnings.iter().chain(&report.errors) {
         let _ = writeln!(err, "{}", text.trim_end());

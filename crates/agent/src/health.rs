@@ -10,14 +10,23 @@ use wattpipe_pipeline::runner::Progress;
 
 use crate::extension::HealthCheck;
 
-/// The first window may take this long before its absence is a fault.
+/// The first window may take this long, or three of its length, before its absence is a fault.
 const FIRST: Duration = Duration::from_secs(60);
 /// A stage at one batch for this long is stuck.
 pub(crate) const STUCK: Duration = Duration::from_secs(60);
 
+/// What health is judged by.
+#[derive(Clone)]
+pub(crate) struct Judge {
+    pub(crate) progress: Arc<Progress>,
+    /// The longest window that the configuration asks for.
+    pub(crate) longest: Duration,
+}
+
 /// A running server; dropping it ends it.
 pub(crate) struct Server {
     config: HealthCheck,
+    longest: Duration,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -29,12 +38,13 @@ impl Drop for Server {
 
 impl Server {
     /// Whether it serves this configuration.
-    pub(crate) fn serves(&self, config: &HealthCheck) -> bool {
-        self.config == *config
+    pub(crate) fn serves(&self, config: &HealthCheck, longest: Duration) -> bool {
+        self.config == *config && self.longest == longest
     }
 
     /// Listens. A port that is taken is a warning: measuring goes on.
-    pub(crate) async fn start(config: HealthCheck, progress: Arc<Progress>) -> Option<Self> {
+    pub(crate) async fn start(config: HealthCheck, judge: Judge) -> Option<Self> {
+        let longest = judge.longest;
         let listener = match tokio::net::TcpListener::bind(&config.endpoint).await {
             Ok(listener) => listener,
             Err(e) => {
@@ -44,39 +54,42 @@ impl Server {
         };
         info!("health_check on http://{}/", config.endpoint);
         let app =
-            Router::new().route("/", get(alive)).route("/ready", get(ready)).with_state(progress);
+            Router::new().route("/", get(alive)).route("/ready", get(ready)).with_state(judge);
         let task = tokio::spawn(async move {
             if let Err(e) = axum::serve(listener, app).await {
                 warn!("health_check: {e}");
             }
         });
-        Some(Self { config, task })
+        Some(Self { config, longest, task })
     }
 }
 
-async fn alive(State(progress): State<Arc<Progress>>) -> (StatusCode, Json<Value>) {
-    answer(&progress, fault(&progress))
+async fn alive(State(judge): State<Judge>) -> (StatusCode, Json<Value>) {
+    answer(&judge.progress, judge.fault())
 }
 
-async fn ready(State(progress): State<Arc<Progress>>) -> (StatusCode, Json<Value>) {
-    let not_yet = (progress.exported() == 0).then(|| "no window was exported yet".to_owned());
-    answer(&progress, not_yet.or_else(|| fault(&progress)))
+async fn ready(State(judge): State<Judge>) -> (StatusCode, Json<Value>) {
+    let begun = judge.progress.exported() > 0;
+    let not_yet = (!begun).then(|| "no window was exported yet".to_owned());
+    answer(&judge.progress, not_yet.or_else(|| judge.fault()))
 }
 
-/// Why the pipelines count as failing.
-pub(crate) fn fault(progress: &Progress) -> Option<String> {
-    if let Some((stage, busy)) = progress.stuck(STUCK).into_iter().next() {
-        return Some(format!("{stage} has been at one batch for {} s", busy.as_secs()));
-    }
-    match progress.last() {
-        Some(last) => {
-            let window = Duration::from_nanos(last.window.duration().0);
-            let limit = patience(window);
-            (last.age > limit)
-                .then(|| format!("the last window was exported {} s ago", last.age.as_secs()))
+impl Judge {
+    /// Why the pipelines count as failing.
+    pub(crate) fn fault(&self) -> Option<String> {
+        let progress = &self.progress;
+        if let Some((stage, busy)) = progress.stuck(STUCK).into_iter().next() {
+            return Some(format!("{stage} has been at one batch for {} s", busy.as_secs()));
         }
-        None => (progress.uptime() > FIRST)
-            .then(|| format!("no window was exported in {} s", progress.uptime().as_secs())),
+        match progress.last() {
+            Some(last) => {
+                let window = Duration::from_nanos(last.window.duration().0);
+                (last.age > patience(window.max(self.longest)))
+                    .then(|| format!("the last window was exported {} s ago", last.age.as_secs()))
+            }
+            None => (progress.uptime() > FIRST.max(self.longest * 3))
+                .then(|| format!("no window was exported in {} s", progress.uptime().as_secs())),
+        }
     }
 }
 
@@ -110,9 +123,9 @@ mod tests {
 
     #[test]
     fn a_fresh_agent_is_alive_and_not_ready() {
-        let progress = Progress::default();
-        assert_eq!(fault(&progress), None);
-        assert_eq!(answer(&progress, None).0, StatusCode::OK);
+        let judge = Judge { progress: Arc::default(), longest: Duration::from_secs(1) };
+        assert_eq!(judge.fault(), None);
+        assert_eq!(answer(&judge.progress, None).0, StatusCode::OK);
         assert_eq!(patience(Duration::from_secs(1)), Duration::from_secs(10));
         assert_eq!(patience(Duration::from_secs(60)), Duration::from_secs(180));
     }

@@ -25,6 +25,8 @@ pub(crate) fn init(logs: &Logs) -> LogHandle {
     let (level, handle) = reload::Layer::new(filter(logs.level));
     let layer = tracing_subscriber::fmt::layer()
         .with_writer(|| LogWriter)
+        // Where standard error is closed there is nowhere to complain to.
+        .log_internal_errors(false)
         .with_target(false)
         .with_ansi(std::io::stderr().is_terminal());
     let layer = match logs.format {

@@ -1,12 +1,11 @@
 //! What the service manager is told, where there is one (`NOTIFY_SOCKET`).
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use sd_notify::NotifyState;
 use tracing::{debug, warn};
-use wattpipe_pipeline::runner::Progress;
 
-use crate::health;
+use crate::health::Judge;
 
 /// Started, or done with a reload.
 pub(crate) fn ready() {
@@ -28,13 +27,13 @@ pub(crate) fn stopping() {
 
 /// Feeds the service manager's watchdog for as long as the pipelines make progress. There is no
 /// timer where no watchdog is asked for.
-pub(crate) fn watchdog(progress: Arc<Progress>) -> Option<tokio::task::JoinHandle<()>> {
+pub(crate) fn watchdog(judge: Judge) -> Option<tokio::task::JoinHandle<()>> {
     let interval = sd_notify::watchdog_enabled()? / 2;
     Some(tokio::spawn(async move {
         let mut ticks = tokio::time::interval(interval.max(Duration::from_millis(100)));
         loop {
             ticks.tick().await;
-            match health::fault(&progress) {
+            match judge.fault() {
                 None => tell(&[NotifyState::Watchdog]),
                 Some(reason) => warn!("the watchdog is not fed: {reason}"),
             }

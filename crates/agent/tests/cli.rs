@@ -180,6 +180,21 @@ fn a_closed_output_ends_quietly() {
 }
 
 #[test]
+fn closed_output_and_log_end_quietly_together() {
+    let file = ConfigFile::new(PROCFS);
+    let mut child = wattpipe()
+        .arg("--config")
+        .arg(file.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    drop(child.stderr.take());
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn exec_passes_the_exit_status_on() {
     for (args, code) in [
         (&["exec", "--", "sh", "-c", "exit 7"][..], 7),

@@ -3,6 +3,11 @@
 //!
 //! The root file system is busybox alone; no image is pulled. Everything made (cgroups, bundles,
 //! storage) is removed again.
+#![allow(
+    clippy::expect_used,
+    clippy::panic,
+    reason = "a test's helpers fail with it, as its functions do"
+)]
 
 mod containers {
     pub(crate) mod agent;
@@ -174,7 +179,10 @@ fn a_fork_bomb_is_its_cgroups() {
         most >> 10
     );
     assert!(exited >= 20_000, "{exited} processes");
-    assert!(ours.abs_diff(used) <= used / 200 + stolen, "{ours} ns, kernel {used} ns");
+    // The kernel books the time between its clock's update and the tracepoint to the next process;
+    // these live for three switches.
+    let boundary = 3 * 2_000 * exited as u64;
+    assert!(ours.abs_diff(used) <= used / 200 + stolen + boundary, "{ours} ns, kernel {used} ns");
     assert!(most < 64 << 20, "the agent's memory without the ring reached {most} bytes");
 }
 

@@ -4,6 +4,7 @@
 //!
 //! What would disturb the whole machine (clock jumps, CPUs going off) happens in a virtual machine:
 //! `cargo xtask test-kernel`.
+#![expect(clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod live;
 

@@ -212,3 +212,18 @@ fn an_agent_over_its_cpu_limit_widens_its_windows() {
     agent.signal(Signal::SIGTERM);
     assert_eq!(agent.end().0, Some(0));
 }
+
+#[test]
+fn an_agent_over_its_memory_limit_folds_rows_and_says_so() {
+    let file = ConfigFile::new(&config("50ms", "memory_limit: 16MiB,"));
+    let agent = Running::with_config(&file);
+    agent.wait_until("a warning", |a| a.log().contains("service::memory_limit 16 MiB"));
+    agent.wait_for_windows(agent.windows() + 3);
+    let lines = agent.lines.lock().unwrap().clone();
+    let windows: Vec<&[String]> =
+        lines.split(|l| l.contains("\"type\":\"window\"")).skip(1).collect();
+    let rows = |w: &[String]| w.iter().filter(|l| l.contains("\"type\":\"usage\"")).count();
+    assert!(windows.iter().all(|w| rows(w) <= 257), "at most 256 rows and the rest");
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.end().0, Some(0));
+}

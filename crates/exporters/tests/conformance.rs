@@ -1,5 +1,6 @@
 //! What every row of the registry must bear: defaults, a bad configuration, an empty batch, the
 //! wrong kind of batch, two shutdowns, and a restart on what the one before has let go of.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

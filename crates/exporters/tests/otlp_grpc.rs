@@ -1,5 +1,6 @@
 //! `otlp_grpc` against receivers that fail in every way: what arrives is complete, or the loss is
 //! counted, to the point.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
 

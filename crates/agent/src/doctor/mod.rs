@@ -93,12 +93,11 @@ pub(crate) fn doctor(format: DoctorFormat, input: &Input, registry: &Registry) -
         true => HostRoots::default(),
         false => {
             let env = |name: &str| std::env::var(name).ok();
-            match config::load(input, registry, &env) {
-                (Some(loaded), _) => loaded.host.into(),
-                (None, report) => {
-                    eprint!("{}", report.errors.concat());
-                    return Exit::Usage;
-                }
+            let (loaded, report) = config::load(input, registry, &env);
+            commands::tell(&report);
+            match loaded {
+                Some(loaded) => loaded.host.into(),
+                None => return Exit::Usage,
             }
         }
     };

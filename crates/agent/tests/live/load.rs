@@ -180,12 +180,10 @@ fn ping(end: Instant) -> Option<ExitCode> {
 
 fn pong() -> Option<ExitCode> {
     // Without the buffers of std's stdin and stdout.
-    let mut input = fs::File::from(std::os::fd::OwnedFd::from(
-        std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned().ok()?,
-    ));
-    let mut output = fs::File::from(std::os::fd::OwnedFd::from(
-        std::os::fd::AsFd::as_fd(&std::io::stdout()).try_clone_to_owned().ok()?,
-    ));
+    let mut input =
+        fs::File::from(std::os::fd::AsFd::as_fd(&std::io::stdin()).try_clone_to_owned().ok()?);
+    let mut output =
+        fs::File::from(std::os::fd::AsFd::as_fd(&std::io::stdout()).try_clone_to_owned().ok()?);
     let mut byte = [0];
     while matches!(input.read(&mut byte), Ok(1)) {
         spin_for(Duration::from_micros(20));
@@ -250,14 +248,14 @@ fn exec(millis: u64) {
         return;
     }
     let again = move || {
-        let name = if (left / STEP) % 2 == 0 { "exec-even" } else { "exec-odd" };
+        let name = if (left / STEP).is_multiple_of(2) { "exec-even" } else { "exec-odd" };
         let dir = PathBuf::from(env::var_os("WATTPIPE_LOAD_DIR").expect("the folder of names"));
         let path = dir.join(name);
         let _ = symlink(fs::read_link(dir.join("exec")).expect("the link"), &path);
         let error = Command::new(path).env(ROLE, "exec-again").env(MILLIS, left.to_string()).exec();
         panic!("exec: {error}");
     };
-    if env::var_os("WATTPIPE_LOAD_THREAD_EXEC").is_some() && (left / STEP) % 2 == 0 {
+    if env::var_os("WATTPIPE_LOAD_THREAD_EXEC").is_some() && (left / STEP).is_multiple_of(2) {
         let _ = thread::spawn(again).join();
     } else {
         again();

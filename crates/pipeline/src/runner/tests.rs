@@ -31,6 +31,8 @@ struct Ticker {
     starts: Arc<AtomicU32>,
     /// It never works.
     broken: Option<fn() -> SourceError>,
+    /// Its windows are dropped where a queue is full, rather than waited for.
+    live: bool,
 }
 
 impl Ticker {
@@ -41,6 +43,7 @@ impl Ticker {
             fails_at: Arc::new(AtomicU64::new(0)),
             starts: Arc::default(),
             broken: None,
+            live: false,
         }
     }
 }
@@ -67,7 +70,7 @@ impl Source for Ticker {
                 zones: vec![],
                 readings: vec![],
                 slices: vec![],
-                live: true,
+                live: self.live,
             };
             if context.out.send(Batch::Usage(Arc::new(batch))).await.is_err() {
                 return Ok(());
@@ -291,12 +294,49 @@ async fn a_reload_that_fails_leaves_everything_running() {
     let bad = graph(&broken, (0, Step::default()), (0, Keeper::new(&seen)));
     let reason = runner.apply(bad).await.unwrap_err();
     assert_eq!(reason, "source `ticker`: torn");
-    assert_eq!(ticker.starts.load(SeqCst), 2);
     let count = seen.lock().unwrap().len();
     wait_for(&seen, count + 20).await;
+    assert_eq!(ticker.starts.load(SeqCst), 2);
     assert_eq!(runner.drain().await, Outcome::Done);
     let seen = seen.lock().unwrap();
     assert_eq!(*seen, (1..=seen.len() as u64).collect::<Vec<_>>());
+}
+
+/// Never comes back from its first window until it is let go.
+struct Sticky(Arc<tokio::sync::Notify>);
+
+#[async_trait]
+impl Exporter for Sticky {
+    async fn export(&mut self, _: Batch) -> Result<(), ExportError> {
+        self.0.notified().await;
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_stuck_stage_is_named_and_holds_up_nobody() {
+    let (seen, go) = (Seen::default(), Arc::new(tokio::sync::Notify::new()));
+    let mut graph = graph(&Ticker::to(u64::MAX), (0, Step::default()), (0, Keeper::new(&seen)));
+    let release = go.clone();
+    graph.exporters.push(Part {
+        id: "sticky".into(),
+        revision: Value::from(0),
+        make: Arc::new(move || Ok(Box::new(Sticky(go.clone())))),
+    });
+    graph.pipelines[0].exporters.push("sticky".into());
+    let runner = Runner::start(graph, options()).await.unwrap();
+    // Far more windows than the stuck exporter's queue holds.
+    wait_for(&seen, 60).await;
+    let stuck = runner.progress().stuck(Duration::from_millis(20));
+    assert_eq!(stuck.len(), 1, "{stuck:?}");
+    assert_eq!(stuck[0].0, "exporter `sticky`");
+    tokio::spawn(async move {
+        loop {
+            release.notify_one();
+            tokio::task::yield_now().await;
+        }
+    });
+    assert_eq!(runner.drain().await, Outcome::Done);
 }
 
 #[tokio::test]

@@ -32,6 +32,17 @@ pub struct Missing {
     pub pod: Option<Arc<str>>,
 }
 
+impl Missing {
+    /// `None` where nothing is to be asked for. Only full ids are: runtimes take names as well,
+    /// and an LXC container may be called like another one of Docker.
+    pub fn of(container: Option<&str>, pod: Option<&str>) -> Option<Self> {
+        let full = |id: &&str| id.len() == 64 && id.bytes().all(|b| b.is_ascii_hexdigit());
+        let (container, pod) = (container.filter(full), pod);
+        (container.is_some() || pod.is_some())
+            .then(|| Self { container: container.map(Into::into), pod: pod.map(Into::into) })
+    }
+}
+
 impl GroupFacts {
     /// Works out what is known of a cgroup now. `knowledge` is `None` for recordings.
     pub fn of(cgroup: &CgroupRef, knowledge: Option<&Knowledge>) -> Self {
@@ -44,6 +55,8 @@ impl GroupFacts {
     }
 
     fn of_path(path: Arc<str>, knowledge: Option<&Knowledge>) -> Self {
+        // A directory that has gone is the same cgroup still.
+        let path = path.strip_suffix(" (deleted)").map_or_else(|| path.clone(), Into::into);
         let facts = cgroup_path::parse(&path);
         let container = knowledge.zip(facts.container_id).and_then(|(k, id)| k.container(id));
         let uid = facts
@@ -53,10 +66,10 @@ impl GroupFacts {
             .or_else(|| container.as_ref().and_then(|c| c.pod.uid.as_deref()));
         let pod = knowledge.zip(uid).and_then(|(k, uid)| k.pod(uid));
 
-        let missing = Missing {
-            container: facts.container_id.filter(|_| container.is_none()).map(Into::into),
-            pod: uid.filter(|_| pod.is_none()).map(Into::into),
-        };
+        let missing = Missing::of(
+            facts.container_id.filter(|_| container.is_none()),
+            uid.filter(|_| pod.is_none()),
+        );
         let mut out = Attributes(Vec::with_capacity(10));
         out.add(attr::PROCESS_LINUX_CGROUP, Some(path.clone()));
         out.add(attr::CONTAINER_ID, facts.container_id);
@@ -64,7 +77,6 @@ impl GroupFacts {
         out.add(attr::K8S_POD_UID, uid);
         out.add_container(facts.container_id, facts.runtime, container.as_deref(), pod.as_deref());
         out.add_pod(container.as_deref(), pod.as_deref());
-        let missing = (missing.container.is_some() || missing.pod.is_some()).then_some(missing);
         Self { path: Some(path), attributes: out.0, missing }
     }
 }

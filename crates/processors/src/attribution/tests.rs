@@ -375,3 +375,14 @@ fn kubernetes_completes_pods_and_containers() {
         check(&set, key, Some(value));
     }
 }
+
+#[test]
+fn only_full_ids_are_asked_for() {
+    let knowledge = Knowledge::new(&Telemetry::default());
+    let of = |path: &str| facts::GroupFacts::of(&CgroupRef::Path(path.into()), Some(&knowledge));
+    // Docker would take the name of a container of its own for it.
+    assert_eq!(of("/lxc.payload.web/x.service").missing, None);
+    assert!(of(&format!("/docker/{ID}")).missing.is_some());
+    // The suffix makes it no other cgroup.
+    assert_eq!(of(&format!("/docker/{ID} (deleted)")), of(&format!("/docker/{ID}")));
+}

@@ -21,7 +21,7 @@ use wattpipe_source::{
 
 use super::{
     cache::Ask,
-    cgroup_path,
+    cgroup_path::{self, PodUid},
     config::{AttributionConfig, Sockets},
     facts::Missing,
     knowledge::{Knowledge, ProcessKey, Users, on_host},
@@ -178,13 +178,12 @@ impl Background {
         let requests = self.requests.clone();
         let on_new = move |path: &Arc<str>| {
             let facts = cgroup_path::parse(path);
-            let container = facts.container_id.map(Into::into);
-            let pod = facts.pod_uid.map(|uid| uid.as_str().into());
-            if (container.is_some() || pod.is_some())
+            let pod = facts.pod_uid.as_ref().map(PodUid::as_str);
+            if let Some(missing) = Missing::of(facts.container_id, pod)
                 && let Some(requests) = requests.upgrade()
             {
                 // A full queue only means that the first row asks.
-                let _ = requests.try_send(Request::Container(Missing { container, pod }));
+                let _ = requests.try_send(Request::Container(missing));
             }
         };
         tree.watch(Box::new(on_new)).inspect_err(|e| warn!("cgroups are not watched: {e}")).ok()

@@ -31,11 +31,6 @@ pub(super) struct Keys {
 }
 
 impl Keys {
-    /// Slots in use, the pool included.
-    pub(super) fn len(&self) -> usize {
-        self.used.len() + 1
-    }
-
     /// Gives each row its slot. Returns slots that change hands: what was learnt there is void.
     pub(super) fn window(&mut self, rows: &[UsageRow]) -> Vec<Slot> {
         let mut changed = Vec::new();
@@ -121,7 +116,7 @@ mod tests {
         let many: Vec<_> = (0..TRACKED).map(|i| row(&format!("p{i}"), 100)).collect();
         assert!(keys.window(&many).is_empty());
         assert_eq!(keys.of_row[TRACKED - 2..], [0, 0], "two too many");
-        assert_eq!(keys.len(), TRACKED + 1);
+        assert_eq!(keys.used.len(), TRACKED);
     }
 
     #[test]

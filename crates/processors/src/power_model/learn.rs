@@ -460,9 +460,9 @@ fn solve_common(fit: &Fit, prior: &Prior) -> Option<Vec<f64>> {
     let evidence = fit.evidence();
     precision.scale(evidence);
     let mut right: Vec<f64> = fit.right.iter().map(|r| r * evidence).collect();
-    for i in 0..FIXED {
+    for (i, right) in right.iter_mut().enumerate().take(FIXED) {
         precision.add(i, i, prior.precision(i));
-        right[i] += prior.precision(i) * prior.mean(i);
+        *right += prior.precision(i) * prior.mean(i);
     }
     precision.add(FIXED, FIXED, 1e-12);
     let mut theta = precision.inverse()?.times(&right);

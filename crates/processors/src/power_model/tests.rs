@@ -368,3 +368,35 @@ fn a_process_that_ran_nowhere_used_nothing() {
     let usage = run(&mut model, window);
     assert_eq!(energy(&usage, 9, "package-0"), Some((0.0, 0.0)));
 }
+
+/// The page's own table: what each configuration gives, in joules.
+#[test]
+fn the_worked_example_of_the_documentation() {
+    let page = include_str!("../../../../docs/attribution.md");
+    let cases = [
+        ("| `idle_watts: 24` |", r#"{"weight":"cpu_time","idle_watts":{"package-0":24}}"#),
+        ("| `idle: proportional` |", r#"{"weight":"cpu_time","idle":"proportional"}"#),
+        ("| `idle: none` |", r#"{"weight":"cpu_time","idle":"none"}"#),
+    ];
+    for (line_start, config) in cases {
+        let written = page.lines().find_map(|l| l.strip_prefix(line_start)).expect(line_start);
+        let written: Vec<f64> =
+            written.split('|').filter_map(|cell| cell.trim().parse().ok()).collect();
+        let package = zone("package-0", Some(0));
+        let mut model = model(config);
+        let window = WindowBuilder::new(1)
+            .slice(500, &[(0, 1600, 0, &[(1, 400)])])
+            .slice(1000, &[(0, 1400, 200, &[(1, 200), (2, 200)])])
+            .read(0, &package, 1000.0)
+            .read(500, &package, 1020.0)
+            .read(1000, &package, 1050.0);
+        let usage = run(&mut model, window);
+        let z = line(&usage, "package-0").unwrap();
+        let (web, db) = (energy(&usage, 1, "package-0"), energy(&usage, 2, "package-0"));
+        let got = [z.joules, z.idle, z.unattributed, web.unwrap().0, db.unwrap().0];
+        assert_eq!(written.len(), got.len(), "{line_start}");
+        for (got, written) in got.into_iter().zip(written) {
+            close(got, written, line_start);
+        }
+    }
+}
