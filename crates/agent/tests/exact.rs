@@ -2,10 +2,9 @@
 //! against what the kernel's own accounting says (schedstat, cgroups), and against an independent
 //! trace of the same switches.
 //!
-//! The kernel's accounting leaves out time that the hypervisor stole, which a process on its CPU
-//! cannot be told apart from running by the switches alone: each comparison allows for the steal
-//! that was measured while it ran.
-#![expect(clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+//! The kernel's accounting leaves out time that the hypervisor stole and, on some kernels, time in
+//! interrupts. By the switches alone a process on its CPU cannot be told apart from running: each
+//! comparison allows for what was measured of that while it ran.
 
 mod live;
 
@@ -122,7 +121,7 @@ fn every_process_gets_what_it_used() {
     for line in &verdict.report {
         println!("  {line}");
     }
-    println!("  steal in this run: {} ms", steal / 1_000_000);
+    println!("  stolen or in interrupts in this run: {} ms", steal / 1_000_000);
     assert!(verdict.failures.is_empty(), "\n{}\n{log}", verdict.failures.join("\n"));
 }
 

@@ -46,7 +46,7 @@ fn a_stopped_reader_shows_as_lost() {
     agent.wait_windows(2);
     let mut players: Vec<Player> =
         ["spin", "sleep", "ping", "threads"].map(|role| stage.start(role, role, 5000)).into();
-    let steal = host::steal();
+    let left_out = host::left_out();
     players.iter_mut().for_each(Player::begin);
     live::pause(1000);
     agent.signal(Signal::SIGSTOP);
@@ -58,7 +58,7 @@ fn a_stopped_reader_shows_as_lost() {
     let kernel: Vec<_> = players.iter().map(|p| (p.pid(), host::schedstat(p.pid()))).collect();
     agent.wait_windows(2);
     let until = unix_now();
-    let steal = host::steal() - steal + 10_000_000;
+    let left_out = host::left_out() - left_out + 10_000_000;
     agent.signal(Signal::SIGTERM);
     let (status, records, log) = agent.ended();
     assert!(status.success(), "{log}");
@@ -77,7 +77,7 @@ fn a_stopped_reader_shows_as_lost() {
     let sums = records.by_pid(until);
     for ((pid, used), player) in kernel.iter().zip(&players) {
         let sum = sums.get(pid).copied().unwrap_or_default();
-        let most = used + used / 200 + sum.switches * 2_000 + steal;
+        let most = used + used / 200 + sum.switches * 2_000 + left_out;
         println!("  {}: {} ns of {used} ns", player.name, sum.cpu);
         assert!(sum.cpu <= most, "{} got {} ns and used {used} ns", player.name, sum.cpu);
     }

@@ -51,6 +51,7 @@ fn compile(arch: Arch, what: &[&str]) -> Result<String> {
             .args(what)
             .env("CARGO_TARGET_DIR", process::root().join("target/guest"))
             .env("RUSTFLAGS", "-C target-feature=+crt-static")
+            .env("CARGO_INCREMENTAL", "0")
             .env("CARGO_PROFILE_DEV_DEBUG", "false")
             .env("CARGO_PROFILE_DEV_STRIP", "symbols")
             .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")

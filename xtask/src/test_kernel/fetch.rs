@@ -150,11 +150,18 @@ pub(super) fn kernel(kernel: &Kernel, cache: &Path) -> Result<Fetched> {
         let root = cache.join("kernels").join(kernel.arch.debian).join(&release);
         match apt.unpack(&package, &root) {
             Ok(()) => {
-                let image = root.join("boot").join(format!("vmlinuz-{release}"));
-                // Since 7.x the kernel itself is in a package of its own.
-                if !image.exists() {
+                // Since 7.x the kernel itself is in a package of its own, and not in /boot.
+                let places = [
+                    root.join("boot").join(format!("vmlinuz-{release}")),
+                    root.join("usr/lib/modules").join(&release).join("vmlinuz"),
+                ];
+                if !places[0].exists() {
                     apt.unpack(&format!("linux-binary-{release}"), &root)?;
                 }
+                let image = places
+                    .into_iter()
+                    .find(|path| path.exists())
+                    .with_context(|| format!("{package} holds no kernel"))?;
                 return Ok(Fetched { image, release });
             }
             Err(error) => last = error,

@@ -35,11 +35,15 @@ fn schedstat_field(pid: u32, field: usize) -> Vec<u64> {
         .collect()
 }
 
-/// Nanoseconds that the hypervisor took from all CPUs, in steps of 10 ms.
-pub fn steal() -> u64 {
+/// Nanoseconds of all CPUs that schedstat may leave out, in steps of 10 ms: stolen by the hypervisor,
+/// or in interrupts (kernels with IRQ_TIME_ACCOUNTING). A task on a CPU cannot be told apart from
+/// running by the switches alone.
+pub fn left_out() -> u64 {
     let stat = fs::read_to_string("/proc/stat").expect("/proc/stat");
-    let steal = stat.lines().next().and_then(|line| line.split_whitespace().nth(8));
-    steal.and_then(|s| s.parse::<u64>().ok()).expect("a number") * 10_000_000
+    let cpu = stat.lines().next().expect("the CPUs' line");
+    // user nice system idle iowait irq softirq steal
+    let ticks = cpu.split_whitespace().skip(6).take(3).map(|t| t.parse::<u64>().expect("a number"));
+    ticks.sum::<u64>() * 10_000_000
 }
 
 /// A cgroup whose CPU time the kernel counts: in the cpuacct hierarchy, else in v2.
@@ -99,7 +103,7 @@ impl Drop for Cgroup {
 struct Sample {
     at: u64,
     usage: u64,
-    steal: u64,
+    left_out: u64,
 }
 
 /// Reads the machine's counters all the time, so that they can be told for any moment afterwards.
@@ -119,7 +123,7 @@ impl Sampler {
             let root = Cgroup::root();
             let mut samples = Vec::new();
             while !flag.load(Ordering::Relaxed) {
-                samples.push(Sample { at: unix_now(), usage: root.usage(), steal: steal() });
+                samples.push(Sample { at: unix_now(), usage: root.usage(), left_out: left_out() });
                 thread::sleep(Duration::from_millis(5));
             }
             samples
@@ -134,16 +138,16 @@ impl Sampler {
 }
 
 impl Samples {
-    /// Machine-wide CPU time and stolen time between two moments (unix ns), by interpolation.
+    /// Machine-wide CPU time, and what schedstat may leave out, between two moments (unix ns), by interpolation.
     pub fn between(&self, from: u64, to: u64) -> (u64, u64) {
         let at = |moment: u64| {
             let next = self.0.partition_point(|s| s.at < moment).clamp(1, self.0.len() - 1);
             let (a, b) = (self.0[next - 1], self.0[next]);
             let share = (moment.saturating_sub(a.at)) as f64 / (b.at - a.at).max(1) as f64;
             let usage = a.usage as f64 + (b.usage - a.usage) as f64 * share;
-            (usage, a.steal)
+            (usage, a.left_out)
         };
-        let ((usage_a, steal_a), (usage_b, steal_b)) = (at(from), at(to));
-        ((usage_b - usage_a) as u64, steal_b - steal_a)
+        let ((usage_a, left_a), (usage_b, left_b)) = (at(from), at(to));
+        ((usage_b - usage_a) as u64, left_b - left_a)
     }
 }
