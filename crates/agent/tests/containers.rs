@@ -3,11 +3,7 @@
 //!
 //! The root file system is busybox alone; no image is pulled. Everything made (cgroups, bundles,
 //! storage) is removed again.
-#![allow(
-    clippy::expect_used,
-    clippy::panic,
-    reason = "a test's helpers fail with it, as its functions do"
-)]
+#![expect(clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod containers {
     pub(crate) mod agent;
