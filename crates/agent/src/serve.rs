@@ -1,6 +1,9 @@
 //! The life of a running agent in one function you can read: start, supervise, reload, drain.
 
-use std::sync::Arc;
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
@@ -110,7 +113,7 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
     notify::stopping();
     let outcome = tokio::select! {
         outcome = agent.runner.drain() => outcome,
-        _ = signals.interrupt.recv() => {
+        () = signals.interrupted_again() => {
             warn!("SIGINT again: ending at once, what was not exported is lost");
             std::process::exit(i32::from(Exit::Failed.code()));
         }
@@ -156,5 +159,18 @@ impl Signals {
             _ = self.interrupt.recv() => Told::Stop("SIGINT"),
             _ = self.hangup.recv() => Told::Reload,
         }
+    }
+
+    /// Somebody does not want to wait for the drain. `timeout` and shells signal a process and then
+    /// its group: what comes right after the first signal is that one again.
+    async fn interrupted_again(&mut self) {
+        const SAME: Duration = Duration::from_millis(300);
+        let draining_since = Instant::now();
+        while self.interrupt.recv().await.is_some() {
+            if draining_since.elapsed() > SAME {
+                return;
+            }
+        }
+        std::future::pending().await
     }
 }

@@ -31,6 +31,18 @@ fn both_signals_drain_and_exit_0() {
 }
 
 #[test]
+fn one_signal_sent_twice_is_one() {
+    // `timeout` signals the process and then its group.
+    let file = ConfigFile::new(&config("50ms", ""));
+    let agent = Running::with_config(&file);
+    agent.wait_for_windows(2);
+    agent.signal(Signal::SIGINT);
+    agent.signal(Signal::SIGINT);
+    let (code, log) = agent.end();
+    assert_eq!(code, Some(0), "{log}");
+}
+
+#[test]
 fn a_reload_applies_and_a_bad_one_changes_nothing() {
     let file = ConfigFile::new(&config("50ms", ""));
     let agent = Running::with_config(&file);

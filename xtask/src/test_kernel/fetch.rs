@@ -30,6 +30,19 @@ pub(super) struct Fetched {
     pub(super) image: PathBuf,
 }
 
+/// Where Debian's archives are: as told, else from where this machine has its own packages.
+fn mirror() -> Result<String> {
+    if let Ok(told) = std::env::var("DEBIAN_MIRROR") {
+        return Ok(told);
+    }
+    let known = output(Command::new("apt-get").args(["indextargets", "--format", "$(REPO_URI)"]))?;
+    known
+        .lines()
+        .find_map(|uri| uri.trim_end_matches('/').strip_suffix("/debian"))
+        .map(str::to_owned)
+        .context("this machine's apt knows no Debian archive: name one in DEBIAN_MIRROR")
+}
+
 /// An apt for one architecture.
 pub(super) struct Apt {
     config: PathBuf,
@@ -43,7 +56,7 @@ impl Apt {
             fs::create_dir_all(dir.join(sub))?;
         }
         fs::write(dir.join("status"), "")?;
-        let mirror = std::env::var("DEBIAN_MIRROR").unwrap_or("http://deb.debian.org".into());
+        let mirror = mirror()?;
         let sources = SUITES.iter().map(|suite| {
             let keyring = "/usr/share/keyrings/debian-archive-keyring.gpg";
             let (archive, suite) = suite.split_once(' ').unwrap_or(("debian", suite));
