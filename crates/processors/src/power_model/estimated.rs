@@ -40,7 +40,7 @@ impl Estimated {
             max_watts: None,
         });
         Self {
-            state: ZoneState::new(zone, config),
+            state: ZoneState::new(zone, config, 0).unlearning(),
             config: config.estimate.clone(),
             idle: config.idle,
             idle_watts: config.idle_watts.get(ZONE).copied(),

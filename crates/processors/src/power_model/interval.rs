@@ -149,15 +149,15 @@ impl Account {
     }
 
     /// Books `joules`, of which `active` are not the floor's. Of those, lost time takes its part by
-    /// time, `lost` being how much of it counts as busy; rows take theirs by `share` of (row,
-    /// weight, time). With no busy time at all, the rest is unattributed.
+    /// time, `lost` being how much of it counts as busy; rows take theirs by `shares` (one for each
+    /// touched row). With no busy time at all, the rest is unattributed.
     pub(super) fn book(
         &mut self,
         usage: &Usage,
         joules: f64,
         active: f64,
         lost: f64,
-        share: impl Fn(u32, f64, f64) -> f64,
+        shares: &[f64],
     ) {
         self.joules += joules;
         self.idle += joules - active;
@@ -166,12 +166,12 @@ impl Account {
         let busy = usage.totals.busy;
         let unattributed = if busy > 0.0 { active * lost / (busy + lost) } else { active };
         let shared_out = active - unattributed;
-        let share = |row: u32| share(row, usage.weight[row as usize], usage.time[row as usize]);
-        let sum: f64 = usage.touched.iter().map(|&row| share(row)).sum();
+        let sum: f64 = shares.iter().sum();
         if sum > 0.0 {
             self.unattributed += unattributed;
-            for &row in &usage.touched {
-                self.put(row, shared_out * share(row) / sum, usage.weight[row as usize]);
+            let each = shared_out / sum;
+            for (&row, share) in usage.touched.iter().zip(shares) {
+                self.put(row, each * share, usage.weight[row as usize]);
             }
             return;
         }
@@ -226,7 +226,7 @@ mod tests {
         usage.totals = Totals { busy: times.iter().sum(), lost, idle: 1.0, ..Totals::default() };
         let mut account = Account::default();
         account.resize(2);
-        account.book(&usage, joules, joules - idle, lost, |_, weight, _| weight);
+        account.book(&usage, joules, joules - idle, lost, &times);
         let got = [account.active[0], account.active[1], account.unattributed];
         for (g, e) in got.iter().zip(expected) {
             assert!((g - e).abs() < 1e-12, "{got:?}, expected {expected:?}");

@@ -10,7 +10,7 @@
 
 use super::{
     fit::{Fit, Prior},
-    keys::Slot,
+    keys::{Slot, TRACKED},
 };
 
 /// Half-lives of the two learnt sets, in seconds.
@@ -22,7 +22,7 @@ const LOSE: f64 = 1.0;
 const LEAST_SECONDS: f64 = 30.0;
 const LEAST_INTERVALS: u32 = 300;
 /// Confidence is worked out anew this often, in solves.
-const CONFIDENCE_EVERY: u32 = 5;
+const CONFIDENCE_EVERY: u32 = 8;
 
 /// Features before the workloads': Δt and A·Δt.
 pub(super) const FIXED: usize = 2;
@@ -59,12 +59,15 @@ pub(super) struct Learner {
     used: Use,
     confidence: Vec<f32>,
     solves: u32,
+    number: u32,
     x: Vec<(usize, f64)>,
 }
 
-impl Default for Learner {
-    fn default() -> Self {
+impl Learner {
+    /// Learners with different numbers do their dear work in different windows.
+    pub(super) fn new(number: usize) -> Self {
         Self {
+            number: number as u32,
             commons: HALF_LIVES.map(|h| Fit::new(h, FIXED + 1)),
             fits: HALF_LIVES.map(|h| Fit::new(h, FIXED + 1)),
             seconds: 0.0,
@@ -75,15 +78,13 @@ impl Default for Learner {
             x: Vec::new(),
         }
     }
-}
 
-impl Learner {
     /// Whether there is evidence enough for any of it to count.
     fn warm(&self) -> bool {
         self.seconds >= LEAST_SECONDS && self.intervals >= LEAST_INTERVALS
     }
 
-    /// Watts of the wake-up part, and watts per unit of weight for a slot.
+    /// Watts of the wake-up part.
     pub(super) fn wake(&self) -> f64 {
         if !self.warm() {
             return 0.0;
@@ -94,17 +95,22 @@ impl Learner {
         }
     }
 
-    /// See [`Self::wake`].
-    pub(super) fn coefficient(&self, slot: Slot) -> f64 {
+    /// Watts per unit of weight, by slot.
+    pub(super) fn coefficients(&self, out: &mut Vec<f64>) {
         let common = if self.warm() { self.common().theta[FIXED] } else { 1.0 };
         let common = if common > 0.0 { common } else { 1.0 };
-        match self.used {
-            Use::Learnt(k) if self.warm() => {
-                let theta = &self.fits[k].theta;
-                theta.get(FIXED + usize::from(slot)).copied().unwrap_or(common)
-            }
-            _ => common,
+        out.clear();
+        if let (Use::Learnt(k), true) = (self.used, self.warm()) {
+            out.extend(self.fits[k].theta.iter().skip(FIXED));
         }
+        out.resize(TRACKED + 1, common);
+    }
+
+    #[cfg(test)]
+    fn coefficient(&self, slot: Slot) -> f64 {
+        let mut all = Vec::new();
+        self.coefficients(&mut all);
+        all[usize::from(slot)]
     }
 
     /// How much of an interval's deviation from the prediction is taken for real: `None` while
@@ -193,7 +199,8 @@ impl Learner {
         self.choose();
         self.solves += 1;
         if let Use::Learnt(k) = self.used
-            && self.solves % CONFIDENCE_EVERY == 1
+            && (self.confidence.is_empty()
+                || (self.solves + self.number).is_multiple_of(CONFIDENCE_EVERY))
         {
             let [idle, wake, each] = [0, 1, FIXED].map(|i| self.commons[k].theta[i]);
             let prior = prior_of(floor, idle, wake, each);
@@ -213,7 +220,7 @@ impl Learner {
         let ratio = self.fits[best].record.0 / common.max(1e-300);
         self.used = match self.used {
             Use::Common if self.warm() && ratio < WIN => {
-                self.solves = 0;
+                self.confidence.clear();
                 Use::Learnt(best)
             }
             Use::Learnt(_) if ratio < LOSE => Use::Learnt(best),
@@ -281,7 +288,7 @@ mod tests {
     /// Two workloads of 2 and 6 W a CPU above 20 W, run for `seconds`; `mix(i)` gives their CPU
     /// fractions in slice i.
     fn learn(seconds: u32, mix: impl Fn(u32) -> (f64, f64)) -> Learner {
-        let mut learner = Learner::default();
+        let mut learner = Learner::new(0);
         for i in 0..seconds * 10 {
             let (a, b) = mix(i);
             let noise = if i % 2 == 0 { 0.002 } else { -0.002 };

@@ -195,7 +195,8 @@ impl PowerModel {
                     }
                 }
                 None if self.zones.len() < MAX_ZONES => {
-                    self.zones.push(ZoneState::new(reading.zone.clone(), &self.config));
+                    let number = self.zones.len();
+                    self.zones.push(ZoneState::new(reading.zone.clone(), &self.config, number));
                 }
                 None => {
                     if !std::mem::replace(&mut self.zones_refused, true) {

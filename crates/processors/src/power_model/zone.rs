@@ -78,6 +78,9 @@ pub(super) struct ZoneState {
     learner: Option<Learner>,
     features: Interval,
     by_slot: Vec<f64>,
+    coefficients: Vec<f64>,
+    /// What each touched row takes of an interval.
+    shares: Vec<f64>,
     /// Nothing in the account is in doubt.
     clean: bool,
     owed: Owed,
@@ -88,7 +91,8 @@ pub(super) struct ZoneState {
 }
 
 impl ZoneState {
-    pub(super) fn new(zone: Arc<Zone>, config: &PowerModelConfig) -> Self {
+    /// `number`: which of the zones it is, so that their dear work falls into different windows.
+    pub(super) fn new(zone: Arc<Zone>, config: &PowerModelConfig, number: usize) -> Self {
         let name = &*zone.name;
         let shared = if config.smt == Smt::None { 1.0 } else { SHARED_CORE };
         let auto = config.weight == Weight::Auto;
@@ -96,9 +100,11 @@ impl ZoneState {
         Self {
             baseline: learns_floor.then(Baseline::default),
             smt: (auto && config.smt == Smt::Auto).then(SharedCore::default),
-            learner: auto.then(Learner::default),
+            learner: auto.then(|| Learner::new(number)),
             features: Interval::default(),
             by_slot: Vec::new(),
+            coefficients: Vec::new(),
+            shares: Vec::new(),
             clean: true,
             idle_watts: config.idle_watts.get(name).copied(),
             max_watts: config.max_watts.get(name).copied(),
@@ -116,6 +122,12 @@ impl ZoneState {
             dropped: Dropped::default(),
             zone,
         }
+    }
+
+    /// Nothing is learnt: an estimate would only teach its own formula.
+    pub(super) fn unlearning(mut self) -> Self {
+        (self.baseline, self.smt, self.learner) = (None, None, None);
+        self
     }
 
     /// Forgets everything but what it is: its next reading is its first.
@@ -203,14 +215,16 @@ impl ZoneState {
                     totals.lost += time;
                     continue;
                 }
-                let weight = scale.weigh(cell);
-                totals.busy += time;
-                totals.weight += weight;
-                if auto {
+                let weight = if auto {
                     let (alone, shared) = scale.parts(cell);
                     totals.alone += alone;
                     totals.shared += shared;
-                }
+                    alone + scale.shared * shared
+                } else {
+                    scale.weigh(cell)
+                };
+                totals.busy += time;
+                totals.weight += weight;
                 self.usage.add(cell.row, weight, time);
             }
         }
@@ -243,14 +257,13 @@ impl ZoneState {
                 let elapsed = reading.ts.since(last.unwrap_or(reading.ts));
                 self.usage.totals.set_elapsed(elapsed);
                 self.clean &= self.usage.totals.lost == 0.0;
-                self.learn_interval(joules, view);
                 self.close(joules, self.floor(), view.slots);
             }
         }
     }
 
-    /// Shows an interval to what learns from intervals.
-    fn learn_interval(&mut self, joules: f64, view: &View<'_>) {
+    /// Shows an interval to what learns from intervals, once its weights by slot are known.
+    fn learn_interval(&mut self, joules: f64) {
         let totals = &self.usage.totals;
         // A window's busy map exists from the second window with meters on.
         let mapped = totals.any_busy > 0.0 || totals.busy == 0.0;
@@ -261,15 +274,6 @@ impl ZoneState {
             smt.interval(joules, totals);
         }
         let Some(learner) = &mut self.learner else { return };
-        self.by_slot.clear();
-        for &row in &self.usage.touched {
-            // Rows carried over have no slot here: they are the pool's.
-            let slot = usize::from(view.slots.get(row as usize).copied().unwrap_or(0));
-            if self.by_slot.len() <= slot {
-                self.by_slot.resize(slot + 1, 0.0);
-            }
-            self.by_slot[slot] += self.usage.weight[row as usize] * 1e-9;
-        }
         let features = &mut self.features;
         features.joules = joules;
         features.seconds = totals.seconds();
@@ -277,7 +281,7 @@ impl ZoneState {
         features.busy = totals.busy * 1e-9;
         features.weights.clear();
         let used = self.by_slot.iter().enumerate().filter(|(_, w)| **w > 0.0);
-        features.weights.extend(used.map(|(slot, w)| (slot as Slot, *w)));
+        features.weights.extend(used.map(|(slot, w)| (slot as Slot, *w * 1e-9)));
         learner.observe(features);
     }
 
@@ -359,34 +363,45 @@ impl ZoneState {
             self.account.shortfall += floor.shortfall(joules, &totals);
         }
         let lost = totals.lost * self.lost_busy();
-        let Some(learner) = &self.learner else {
-            self.account.book(&self.usage, joules, above, lost, |_, weight, _| weight);
-            return self.finish_interval();
-        };
-        // Waking the package is shared by time among who ran.
-        let wake = learner.wake() * totals.any_busy / totals.busy.max(1.0);
-        let watts_ns = |row: u32, weight: f64, time: f64| {
-            let slot = slots.get(row as usize).copied().unwrap_or(0);
-            learner.coefficient(slot) * weight + wake * time
-        };
-        let active = match learner.gain() {
-            Some(gain) if totals.busy > 0.0 => {
-                let usage = &self.usage;
-                let rows = usage.touched.iter().map(|row| {
-                    watts_ns(*row, usage.weight[*row as usize], usage.time[*row as usize])
-                });
-                let predicted = 1e-9 * rows.sum::<f64>();
-                gain * above + (1.0 - gain) * predicted
-            }
-            _ => above,
-        };
-        self.account.book(&self.usage, joules, active, lost, watts_ns);
-        self.finish_interval();
-    }
-
-    fn finish_interval(&mut self) {
+        let active = self.share_out(above, slots);
+        self.account.book(&self.usage, joules, active, lost, &self.shares);
+        if self.learner.is_some() {
+            self.learn_interval(joules);
+        }
         self.learn_busy();
         self.usage.clear();
+    }
+
+    /// Works out what each touched row takes, and how much of the energy above the floor is taken
+    /// for active in this interval.
+    fn share_out(&mut self, above: f64, slots: &[Slot]) -> f64 {
+        let usage = &self.usage;
+        self.shares.clear();
+        let rows = usage.touched.iter().map(|row| *row as usize);
+        let Some(learner) = &self.learner else {
+            self.shares.extend(rows.map(|row| usage.weight[row]));
+            return above;
+        };
+        learner.coefficients(&mut self.coefficients);
+        self.by_slot.clear();
+        self.by_slot.resize(self.coefficients.len(), 0.0);
+        // Waking the package is shared by time among who ran.
+        let wake = learner.wake() * usage.totals.any_busy / usage.totals.busy.max(1.0);
+        // Watts times nanoseconds.
+        let mut predicted = 0.0;
+        self.shares.extend(rows.map(|row| {
+            // Rows carried over have no slot here: they are the pool's.
+            let slot = usize::from(slots.get(row).copied().unwrap_or(0));
+            let weight = usage.weight[row];
+            self.by_slot[slot] += weight;
+            let share = self.coefficients[slot] * weight + wake * usage.time[row];
+            predicted += share;
+            share
+        }));
+        match learner.gain() {
+            Some(gain) if usage.totals.busy > 0.0 => gain * above + (1.0 - gain) * 1e-9 * predicted,
+            _ => above,
+        }
     }
 
     /// How much of lost time counts as busy: all of it for an exact share, else as much as the
