@@ -194,7 +194,8 @@ impl Checker {
     /// `cargo xtask` tasks, in commands and in running text.
     fn tasks_of(&mut self, line: &str, place: &str) {
         for rest in line.split("cargo xtask ").skip(1) {
-            let end = rest.find(|c: char| !c.is_ascii_lowercase() && !c.is_ascii_digit() && c != '-');
+            let end =
+                rest.find(|c: char| !c.is_ascii_lowercase() && !c.is_ascii_digit() && c != '-');
             let task = &rest[..end.unwrap_or(rest.len())];
             if !task.is_empty() && !self.tasks.contains(task) {
                 self.problems.push(format!("{place}: there is no `cargo xtask {task}`"));
