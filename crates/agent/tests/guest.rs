@@ -184,7 +184,8 @@ fn clocks_may_jump() {
     let records = finish(agent);
     check_sums(&records.windows);
     for window in &records.windows[..records.windows.len() - 1] {
-        assert!((WINDOW / 2..WINDOW * 3).contains(&window.duration), "{window:?}");
+        // A late edge makes a longer window and a shorter one after it; a leap would make a day.
+        assert!(window.duration < 60_000_000_000, "{window:?}");
     }
     let leapt =
         records.windows.iter().filter(|w| w.start / 1_000_000_000 > before + 80_000).count();

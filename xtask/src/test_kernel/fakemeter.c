@@ -70,6 +70,37 @@ static const struct powercap_zone_ops operations = {
 	.release = release,
 };
 
+/* The limits that a zone must have: 95 W over 28 s, not to be changed. */
+static int get_limit(struct powercap_zone *zone, int id, u64 *microwatts)
+{
+	*microwatts = 95000000;
+	return 0;
+}
+
+static int get_window(struct powercap_zone *zone, int id, u64 *microseconds)
+{
+	*microseconds = 28000000;
+	return 0;
+}
+
+static int set_nothing(struct powercap_zone *zone, int id, u64 value)
+{
+	return -EPERM;
+}
+
+static const char *limit_name(struct powercap_zone *zone, int id)
+{
+	return "long_term";
+}
+
+static const struct powercap_zone_constraint_ops limits = {
+	.get_power_limit_uw = get_limit,
+	.set_power_limit_uw = set_nothing,
+	.get_time_window_us = get_window,
+	.set_time_window_us = set_nothing,
+	.get_name = limit_name,
+};
+
 static void remove_all(int count)
 {
 	while (count-- > 0)
@@ -87,7 +118,7 @@ static int __init meter_init(void)
 	for (i = 0; i < ARRAY_SIZE(meters); i++) {
 		struct powercap_zone *parent = i ? &meters[0].zone : NULL;
 		struct powercap_zone *zone = powercap_register_zone(
-			&meters[i].zone, control, meters[i].name, parent, &operations, 0, NULL);
+			&meters[i].zone, control, meters[i].name, parent, &operations, 1, &limits);
 
 		if (IS_ERR(zone)) {
 			remove_all(i);

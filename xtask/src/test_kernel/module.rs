@@ -23,10 +23,11 @@ pub(super) fn powercap(
     let release = &fetched.release;
     let work = cache.join("modules").join(release);
     let built = work.join("fakemeter.ko");
-    if !built.exists() {
+    let source = work.join("fakemeter.c");
+    if !built.exists() || fs::read_to_string(&source).ok().as_deref() != Some(SOURCE) {
         let headers = headers(kernel, release, cache)?;
         fs::create_dir_all(&work)?;
-        fs::write(work.join("fakemeter.c"), SOURCE)?;
+        fs::write(source, SOURCE)?;
         fs::write(work.join("Makefile"), "obj-m := fakemeter.o\n")?;
         run(Command::new("make")
             .args(["-s", "-C"])
