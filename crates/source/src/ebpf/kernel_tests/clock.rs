@@ -51,7 +51,9 @@ fn work() -> (u32, u64) {
     (u32::try_from(pid).unwrap(), ns(usage.ru_utime) + ns(usage.ru_stime))
 }
 
-async fn compare(clock: Clock) -> (u64, u64) {
+/// Ours, the kernel's, and what may lie between them because of switches that the kernel does not
+/// trace: each is put back by a stamp that may be as old as the last tick (4 ms at 250 Hz).
+async fn compare(clock: Clock) -> (u64, u64, u64) {
     let (tell, told) = std::sync::mpsc::channel();
     let (batches, counts) =
         record(EbpfConfig { clock, ..config() }, move || tell.send(work()).unwrap()).await;
@@ -59,21 +61,23 @@ async fn compare(clock: Clock) -> (u64, u64) {
     let (pid, kernel) = told.recv().unwrap();
     let ours = by_stream(&batches, pid);
     println!("{clock:?}: stream {ours} ns, kernel {kernel} ns, {counts:?}");
-    (ours, kernel)
+    let untraced =
+        counts.iter().find(|(name, _)| name.ends_with("untraced_switches_total")).unwrap().1;
+    (ours, kernel, untraced * 4_000_000)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: run by cargo xtask test"]
 async fn the_scheduler_s_clock_agrees_with_the_scheduler_s_account() {
-    let (ours, kernel) = compare(Clock::Scheduler).await;
+    let (ours, kernel, hidden) = compare(Clock::Scheduler).await;
     // The kernel's figure is in whole microseconds, and misses the last moments of a process.
-    assert!(ours.abs_diff(kernel) <= 300_000 + kernel / 2000, "{ours} and {kernel}");
+    assert!(ours.abs_diff(kernel) <= 300_000 + kernel / 2000 + hidden, "{ours} and {kernel}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: run by cargo xtask test"]
 async fn the_monotonic_clock_counts_stolen_time_too() {
-    let (ours, kernel) = compare(Clock::Monotonic).await;
+    let (ours, kernel, hidden) = compare(Clock::Monotonic).await;
     // Time stolen between the scheduler's look at its clock and the probe's is not the process's here.
-    assert!(ours + 300_000 + kernel / 200 >= kernel, "{ours} and {kernel}");
+    assert!(ours + 300_000 + kernel / 200 + hidden >= kernel, "{ours} and {kernel}");
 }
