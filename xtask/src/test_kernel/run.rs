@@ -82,7 +82,7 @@ pub(super) fn one(kernel: &Kernel, programs: &Programs, cache: &Path) -> Result<
     let lines = boot(kernel, &fetched.image, &disk, &log)?;
     let mut cells = cells(&lines);
     if cells.is_empty() {
-        bail!("no test of the guest came to its end; see {}", log.display());
+        bail!("no test of the guest came to its end; see {}.log in the cache", kernel.name());
     }
     let done = lines.iter().any(|line| line.contains("GUEST DONE"));
     let note = if done { "" } else { "the guest did not come to its end" };

@@ -65,6 +65,11 @@ fn render(outcomes: &BTreeMap<String, Outcome>) -> String {
         for (name, outcome) in &columns {
             let text = match outcome.map(|o| o.cells.get(row)) {
                 None => "not run".to_owned(),
+                Some(None)
+                    if outcome.is_some_and(|o| !o.cells.get("boot").is_some_and(|b| b.passed)) =>
+                {
+                    "not reached".to_owned()
+                }
                 Some(None) => "n/a".to_owned(),
                 Some(Some(cell)) if cell.passed => {
                     if !cell.note.is_empty() {
