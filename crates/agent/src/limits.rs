@@ -175,7 +175,12 @@ fn memory_level(rss: u64, limit: u64) -> Level {
 
 /// CPU time of the whole process so far.
 pub(crate) fn cpu_time() -> Duration {
-    let Ok(usage) = getrusage(UsageWho::RUSAGE_SELF) else { return Duration::ZERO };
+    cpu_time_of(UsageWho::RUSAGE_SELF)
+}
+
+/// CPU time by the kernel's account, user and system.
+pub(crate) fn cpu_time_of(who: UsageWho) -> Duration {
+    let Ok(usage) = getrusage(who) else { return Duration::ZERO };
     [usage.user_time(), usage.system_time()]
         .iter()
         .map(|t| {

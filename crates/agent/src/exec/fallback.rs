@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use figment::value::Dict;
-use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::resource::UsageWho;
 use tracing::warn;
 use wattpipe_pipeline::{
     Registry,
@@ -12,18 +12,11 @@ use wattpipe_pipeline::{
 };
 
 use super::{Members, SETTLE, Totals, collector, options, part};
+use crate::limits::cpu_time_of;
 
 /// CPU time of all children that were waited for, and theirs.
 pub(super) fn children_cpu() -> Duration {
-    let Ok(usage) = getrusage(UsageWho::RUSAGE_CHILDREN) else { return Duration::ZERO };
-    [usage.user_time(), usage.system_time()]
-        .iter()
-        .map(|t| {
-            let micros = u64::try_from(t.tv_usec()).unwrap_or(0);
-            Duration::from_secs(u64::try_from(t.tv_sec()).unwrap_or(0))
-                + Duration::from_micros(micros)
-        })
-        .sum()
+    cpu_time_of(UsageWho::RUSAGE_CHILDREN)
 }
 
 /// Starts `procfs` for the host's energy; without it there is CPU time alone.
