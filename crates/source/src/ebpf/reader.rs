@@ -315,12 +315,11 @@ impl Reader {
                 for record in bytes.chunks_exact(RECORD_BYTES) {
                     self.lives.record(record, &mut self.batch.processes);
                 }
-                return;
             }
             Some(Err(error)) => tracing::warn!("the task iterator failed ({error}); reading /proc"),
             None => {}
         }
-        proc_snapshot::read(&self.host.procfs, &mut self.batch.processes);
+        proc_snapshot::complete(&self.host.procfs, &mut self.batch.processes);
     }
 
     fn follow_cpus(&mut self) {
