@@ -97,9 +97,16 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
     let beside = Beside::start(&loaded, &runner, &telemetry, &around.resource).await;
     let mut agent = Agent { setup, input, telemetry, limits, runner, beside };
     agent.setup.held.seal();
-    notify::ready();
+    // What cannot work says so before the service manager is told that all is well.
+    let up = tokio::time::timeout(fallback::SETTLE, agent.runner.working());
+    tokio::pin!(up);
+    let mut told = false;
     loop {
         tokio::select! {
+            _ = &mut up, if !told => {
+                notify::ready();
+                told = true;
+            }
             () = agent.runner.supervise() => break,
             signal = signals.next() => match signal {
                 Told::Reload => reload::reload(&mut agent).await,

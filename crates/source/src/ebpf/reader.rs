@@ -149,6 +149,8 @@ impl Reader {
                 .map_err(EbpfError::io("preparing to sleep"))?
         };
         self.snapshot();
+        // Whom each CPU runs is known before the first window starts, not some µs into it.
+        self.complete_streams();
         let Ok(mut edge) = self.edge() else { return Ok(()) };
         let mut next = edge + length(&self.windows);
         let mut slice = self.first_slice(edge);
