@@ -149,6 +149,8 @@ impl Reader {
                 .map_err(EbpfError::io("preparing to sleep"))?
         };
         self.snapshot();
+        // Whom each CPU runs is known before the first window starts, not some µs into it.
+        self.complete_streams();
         let Ok(mut edge) = self.edge() else { return Ok(()) };
         let mut next = edge + length(&self.windows);
         let mut slice = self.first_slice(edge);
@@ -315,12 +317,11 @@ impl Reader {
                 for record in bytes.chunks_exact(RECORD_BYTES) {
                     self.lives.record(record, &mut self.batch.processes);
                 }
-                return;
             }
             Some(Err(error)) => tracing::warn!("the task iterator failed ({error}); reading /proc"),
             None => {}
         }
-        proc_snapshot::read(&self.host.procfs, &mut self.batch.processes);
+        proc_snapshot::complete(&self.host.procfs, &mut self.batch.processes);
     }
 
     fn follow_cpus(&mut self) {
