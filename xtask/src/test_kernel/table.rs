@@ -78,7 +78,8 @@ fn render(outcomes: &BTreeMap<String, Outcome>) -> String {
                     "ok".to_owned()
                 }
                 Some(Some(cell)) => {
-                    notes.push(format!("- **{name}, {}**: {}", row.replace('_', " "), cell.note));
+                    let row = row.replace('_', " ");
+                    notes.push(format!("- **{name}, {row}**: {} ({})", cell.note, cell.host));
                     "**fails**".to_owned()
                 }
             };
