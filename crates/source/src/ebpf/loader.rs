@@ -123,9 +123,9 @@ pub(crate) fn choose_cycles(
     wanted: super::Cycles,
     cpu: u32,
 ) -> Result<Option<PerfEvent>, EbpfError> {
-    match (wanted, cycles::available(PerfEvent::Cycles, cpu)) {
+    match (wanted, cycles::available(PerfEvent::CYCLES, cpu)) {
         (super::Cycles::Off, _) => Ok(None),
-        (_, Ok(())) => Ok(Some(PerfEvent::Cycles)),
+        (_, Ok(())) => Ok(Some(PerfEvent::CYCLES)),
         (super::Cycles::Auto, Err(_)) => Ok(None),
         (super::Cycles::On, Err(source)) => Err(EbpfError::NoCycles { cpu, source }),
     }

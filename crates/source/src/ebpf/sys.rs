@@ -135,14 +135,19 @@ impl Drop for Mapping {
     }
 }
 
-/// What can be counted on a CPU.
+/// What can be counted on a CPU: a PMU's number, and its own number for the event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum PerfEvent {
+pub(crate) struct PerfEvent {
+    pub(crate) pmu: u32,
+    pub(crate) config: u64,
+}
+
+impl PerfEvent {
     /// The hardware's cycles.
-    Cycles,
+    pub(crate) const CYCLES: Self = Self { pmu: 0, config: 0 };
     /// A software clock: works everywhere, to measure what a successful read costs.
     #[cfg(any(test, feature = "bench"))]
-    SoftwareClock,
+    pub(crate) const SOFTWARE_CLOCK: Self = Self { pmu: 1, config: 0 };
 }
 
 /// `struct perf_event_attr` up to the first published size; the kernel accepts that.
@@ -161,18 +166,13 @@ struct PerfEventAttr {
     config1: u64,
 }
 
-/// Opens a counter of everything that runs on `cpu`.
+/// Opens a counter of everything that happens on `cpu`.
 pub(crate) fn perf_event_open(event: PerfEvent, cpu: u32) -> io::Result<OwnedFd> {
     const FLAG_FD_CLOEXEC: libc::c_ulong = 8;
-    let (kind, config) = match event {
-        PerfEvent::Cycles => (0, 0),
-        #[cfg(any(test, feature = "bench"))]
-        PerfEvent::SoftwareClock => (1, 0),
-    };
     let attr = PerfEventAttr {
-        kind,
+        kind: event.pmu,
         size: size_of::<PerfEventAttr>() as u32,
-        config,
+        config: event.config,
         ..PerfEventAttr::default()
     };
     let cpu = libc::c_int::try_from(cpu).map_err(io::Error::other)?;

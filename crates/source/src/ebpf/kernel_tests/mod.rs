@@ -52,9 +52,12 @@ fn drain(probe: &mut Probe, streams: &mut Streams) -> SwitchBatch {
 fn every_variant_loads_attaches_and_delivers() {
     for attach in [Attach::Btf, Attach::RawTracepoint] {
         for clock in [Clock::Monotonic, Clock::Scheduler] {
-            for cycles in [None, Some(PerfEvent::SoftwareClock)] {
+            for cycles in [None, Some(PerfEvent::SOFTWARE_CLOCK)] {
                 for batch_events in [128, 7, 1] {
-                    let options = Options { attach, clock, cycles, batch_events, ..options() };
+                    // A busy host fills much ring with records of one switch meanwhile.
+                    let ring_bytes = 16 << 20;
+                    let options =
+                        Options { attach, clock, cycles, batch_events, ring_bytes, ..options() };
                     let before = sys::monotonic();
                     let mut probe = Probe::load(sysfs(), &options).unwrap();
                     for _ in 0..300 {
