@@ -198,7 +198,7 @@ impl Probe {
             Some(event) => {
                 let mut counters = Counters::new(map_fd(&ebpf, "CYCLES")?, event);
                 counters
-                    .follow(&options.online)
+                    .follow(&options.online, &[])
                     .map_err(EbpfError::io("opening the cycle counters"))?;
                 Some(counters)
             }

@@ -336,14 +336,22 @@ impl Reader {
         }
         let privileges = self.privileges.clone();
         let _raised = privileges.raise();
-        let result = counters.follow(&self.cpus.online).and_then(|()| {
-            frozen
-                .into_iter()
-                .filter(|cpu| self.cpus.online.contains(cpu))
-                .try_for_each(|cpu| counters.reopen(cpu))
-        });
-        if let Err(error) = result {
-            tracing::warn!("a cycle counter cannot be opened: {error}");
+        // Cycles that leave out a CPU would be too few for whoever ran there: then there are none.
+        match (counters.follow(&self.cpus.online, &frozen), self.streams.uncounted) {
+            (Ok(()), false) => {}
+            (Ok(()), true) => {
+                tracing::info!("cycles are counted on every CPU again");
+                self.streams.uncounted = false;
+            }
+            (Err(_), true) => {}
+            (Err(error), false) => {
+                tracing::warn!(
+                    "no cycles from now on: the counter of a CPU that came back cannot be opened \
+                     ({error}); where kernel.perf_event_paranoid is above 2, set it to 2 or add \
+                     CAP_SYS_ADMIN to service::security::keep_capabilities"
+                );
+                self.streams.uncounted = true;
+            }
         }
     }
 
