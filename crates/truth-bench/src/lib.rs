@@ -8,6 +8,7 @@
 #![allow(missing_docs, reason = "a tool of this project: nothing of it is anybody's interface")]
 
 pub mod bench;
+pub mod idle;
 pub mod machine;
 pub mod ours;
 pub mod record;

@@ -5,26 +5,35 @@ use std::{path::PathBuf, process::ExitCode};
 
 use truth_bench::{
     bench::{run, verdict},
-    scenarios,
+    idle, scenarios,
 };
 
 struct Options {
     seed: u64,
     scenario: Option<u32>,
     record: Option<PathBuf>,
+    idle: bool,
 }
 
 fn options() -> Result<Options, String> {
-    let mut options = Options { seed: 1, scenario: None, record: None };
+    let mut options = Options { seed: 1, scenario: None, record: None, idle: false };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
+        if arg == "--idle" {
+            options.idle = true;
+            continue;
+        }
         let value = args.next().ok_or_else(|| format!("{arg} needs a value"))?;
         let number = || value.parse().map_err(|_| format!("{arg}: `{value}` is no number"));
         match arg.as_str() {
             "--seed" => options.seed = number()?,
             "--scenario" => options.scenario = Some(number()? as u32),
             "--record" => options.record = Some(value.into()),
-            _ => return Err(format!("unknown option {arg}: --seed N, --scenario K, --record DIR")),
+            _ => {
+                return Err(format!(
+                    "unknown option {arg}: --seed N, --scenario K, --record DIR, --idle"
+                ));
+            }
         }
     }
     Ok(options)
@@ -38,6 +47,21 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if options.idle {
+        return match idle::table(options.seed) {
+            Ok((table, failed)) => {
+                println!(
+                    "Error of idle joules in %, seed {}\n\n{table}\n{failed} missed",
+                    options.seed
+                );
+                if failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+            }
+            Err(message) => {
+                eprintln!("{message}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     println!("Share error (TV, %) of active energy, seed {}\n", options.seed);
     println!(
         "| scenario | all by time | E·u, 5 s | P₀ + 5 s | equal idle | exact cycles | exact time | ours | target | | WMAPE ours | best usual | free | idle % (proportional) | trusted | confidence |"
