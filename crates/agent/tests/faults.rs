@@ -11,6 +11,7 @@ mod live;
 use std::{
     collections::BTreeSet,
     fs,
+    io::Read,
     os::unix::process::ExitStatusExt,
     process::{Command, ExitCode, Stdio},
     time::Duration,
@@ -194,19 +195,22 @@ fn a_replay_is_the_same_every_time() {
     }
 }
 
-/// A disk without room: the file's exporter fails and says so; the rest goes on.
+/// A disk without room: the file's exporter says so and tries again; the rest goes on. Once there is
+/// room it goes on too: every line is whole, and what is missing was counted, to the row.
 fn a_full_disk_is_told_and_survived() {
     let stage = Stage::new();
     let disk = stage.path().join("disk");
     fs::create_dir(&disk).expect("a folder");
     let config = format!(
         "sources: {{ebpf: {{window: 50ms}}}}\nprocessors: {{delta: {{}}}}\nexporters: {{stdout: \
-         {{format: json}}, file: {{path: {}/out.jsonl}}}}\nservice: {{pipelines: {{p: {{sources: \
-         [ebpf], processors: [delta], exporters: [stdout, file]}}}}}}\n",
+         {{format: json}}, file: {{path: {}/out.jsonl, flush_interval: 50ms, max_buffer: \
+         8KiB}}}}\nservice: {{pipelines: {{p: {{sources: [ebpf], processors: [delta], exporters: \
+         [stdout, file]}}}}}}\n",
         disk.display()
     );
     // The tiny disk is in a mount namespace of its own: it is gone with the agent.
-    let script = r#"mount -t tmpfs -o size=16k tiny "$1" && shift && exec "$@""#;
+    let script = r#"mount -t tmpfs -o size=4m tiny "$1" &&
+        head -c 4190208 /dev/zero > "$1/filler" && shift && exec "$@""#;
     let mut agent = Agent::start_with(&config, |command| {
         let mut wrapped = Command::new("unshare");
         wrapped.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
@@ -214,13 +218,30 @@ fn a_full_disk_is_told_and_survived() {
         wrapped.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         *command = wrapped;
     });
-    agent.wait_windows(40);
+    agent.wait_windows(60);
+    let inside = format!("/proc/{}/root{}", agent.pid(), disk.display());
+    fs::remove_file(format!("{inside}/filler")).expect("the file that takes the room");
+    agent.wait_windows(20);
+    let mut file = fs::File::open(format!("{inside}/out.jsonl")).expect("the exporter's file");
     agent.signal(Signal::SIGTERM);
     let (status, records, log) = agent.ended();
-    assert!(records.windows.len() >= 40);
-    assert!(log.contains("No space left"), "{log}");
+    assert!(status.success(), "{status}: {log}");
+    assert!(records.windows.len() >= 80);
+    assert!(log.contains("No space left") && log.contains("writing again"), "{log}");
     assert!(log.len() < 20_000, "a log that floods: {} bytes", log.len());
-    assert!(status.code().is_some(), "{status}: {log}");
+
+    let mut text = String::new();
+    file.read_to_string(&mut text).expect("text");
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("a whole line")).collect();
+    let rows = lines.iter().filter(|line| line["type"] == "usage").count();
+    let dropped = log.split("dropped=").skip(1);
+    let dropped: usize = dropped
+        .map(|rest| rest.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0))
+        .sum();
+    println!("  {rows} rows are in the file, {dropped} were dropped");
+    assert!(dropped > 0 && text.ends_with('\n'));
+    assert_eq!(rows + dropped, records.usage.len(), "{log}");
 }
 
 /// Without a single descriptor to spare the windows go on.

@@ -36,7 +36,6 @@ pub struct OtlpExporter<P> {
     options: QueueOptions,
     counters: Counters,
     queue: Option<Queue>,
-    window: u64,
 }
 
 impl<P: Protocol> ExporterComponent for OtlpExporter<P> {
@@ -53,7 +52,6 @@ impl<P: Protocol> ExporterComponent for OtlpExporter<P> {
             options: shared.queue(&context.id),
             counters: Counters::with_queue(context),
             queue: None,
-            window: 0,
             config,
         })
     }
@@ -74,8 +72,9 @@ impl<P: Protocol> Exporter for OtlpExporter<P> {
 
     async fn export(&mut self, batch: Batch) -> Result<(), ExportError> {
         let Batch::Usage(batch) = batch else { return Ok(()) };
-        self.window += 1;
-        let mut requests = Requests::new(self.window, self.options.max_request_size);
+        // Its end tells a window from others also in a queue that an earlier process has stored.
+        let end = batch.window.boot_unix_ns.saturating_add(batch.window.end.0);
+        let mut requests = Requests::new(end, self.options.max_request_size);
         self.encoder.encode(&batch, |metrics, points| requests.push(&metrics, points));
         if let Some(queue) = &self.queue {
             // A replayed stream waits: nothing is lost by being late.

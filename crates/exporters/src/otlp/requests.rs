@@ -24,7 +24,7 @@ pub struct Requests {
 }
 
 impl Requests {
-    /// Of the window with this number, each below `max_size` bytes.
+    /// Of this window, each below `max_size` bytes.
     pub fn new(window: u64, max_size: usize) -> Self {
         Self { window, max_size, done: Vec::new(), body: Vec::new(), points: 0 }
     }

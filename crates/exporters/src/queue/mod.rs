@@ -40,7 +40,7 @@ pub struct Request {
     pub body: Bytes,
     /// Data points in it.
     pub points: u64,
-    /// Number of the window it is of.
+    /// Tells the window it is of from others.
     pub window: u64,
 }
 

@@ -146,8 +146,8 @@ impl Courier {
             if !self.failing.swap(true, Relaxed) {
                 warn!(exporter = %self.id, "cannot deliver: {reason}; it is tried again (`retry_on_failure`)");
             }
-            let wait = after.unwrap_or_else(|| self.jitter(interval));
-            interval = interval.mul_f64(self.retry.multiplier).min(self.retry.max_interval.0);
+            let wait = after.unwrap_or_else(|| jitter(&self.retry, interval));
+            interval = longer(&self.retry, interval);
             let limit = self.retry.max_elapsed_time.0;
             if !limit.is_zero() && began.elapsed() + wait > limit {
                 report_loss(
@@ -184,15 +184,20 @@ impl Courier {
         tokio::time::sleep_until(until.into()).await;
         true
     }
+}
 
-    /// The interval, more or less by the configured part.
-    fn jitter(&self, interval: Duration) -> Duration {
-        use std::hash::{BuildHasher, RandomState};
-        // The standard library's one source of randomness is enough to spread retries.
-        let random = RandomState::new().hash_one(0) as f64 / u64::MAX as f64;
-        let factor = 1.0 + self.retry.randomization_factor * (2.0 * random - 1.0);
-        interval.mul_f64(factor.max(0.0))
-    }
+/// The next interval.
+pub(super) fn longer(retry: &RetryConfig, interval: Duration) -> Duration {
+    interval.mul_f64(retry.multiplier).min(retry.max_interval.0)
+}
+
+/// The interval, more or less by the configured part.
+pub(super) fn jitter(retry: &RetryConfig, interval: Duration) -> Duration {
+    use std::hash::{BuildHasher, RandomState};
+    // The standard library's one source of randomness is enough to spread retries.
+    let random = RandomState::new().hash_one(0) as f64 / u64::MAX as f64;
+    let factor = 1.0 + retry.randomization_factor * (2.0 * random - 1.0);
+    interval.mul_f64(factor.max(0.0))
 }
 
 enum Attempt {

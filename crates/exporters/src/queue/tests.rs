@@ -122,6 +122,33 @@ async fn gives_up_after_max_elapsed_time() {
 }
 
 #[tokio::test]
+async fn without_max_elapsed_time_it_never_gives_up() {
+    let mut o = options();
+    o.retry.max_elapsed_time = ConfigDuration::from_secs(0);
+    o.retry.max_interval = ConfigDuration::from_millis(1);
+    let script = Script { answers: Mutex::new(vec![retry(); 300]), ..Script::default() };
+    check(o, script, vec![request(10, 1)], (10, 0, 0)).await;
+}
+
+#[test]
+fn waits_grow_to_a_bound_and_vary() {
+    let retry = RetryConfig::default();
+    let mut interval = retry.initial_interval.0;
+    let mut seconds = Vec::new();
+    for _ in 0..7 {
+        seconds.push(interval.as_secs_f64());
+        for _ in 0..50 {
+            let wait = send::jitter(&retry, interval).as_secs_f64() / interval.as_secs_f64();
+            assert!((0.5..=1.5).contains(&wait), "{wait}");
+        }
+        interval = send::longer(&retry, interval);
+    }
+    assert_eq!(seconds, [5.0, 7.5, 11.25, 16.875, 25.3125, 30.0, 30.0]);
+    let exact = RetryConfig { randomization_factor: 0.0, ..retry };
+    assert_eq!(send::jitter(&exact, interval), interval);
+}
+
+#[tokio::test]
 async fn too_large_requests_are_halved() {
     let script = Script { max: Some(4), ..Script::default() };
     let script = check(options(), script, vec![request(10, 1)], (10, 0, 0)).await;
