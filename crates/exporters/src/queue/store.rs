@@ -137,7 +137,7 @@ impl Store {
         let mut state = self.lock();
         let ticket = ticket(&mut state, &request);
         if !self.fits(&state, &ticket) {
-            self.overflow(&mut state, ticket.points, "new data is dropped");
+            self.overflow(&mut state, ticket.points, "sending_queue is full: new data is dropped");
             return;
         }
         state.overflowing = false;
@@ -155,25 +155,33 @@ impl Store {
             while !self.fits(&state, &ticket) {
                 let Some((oldest, _)) = state.waiting.pop_front() else { break };
                 state.remove(&oldest);
-                self.overflow(&mut state, oldest.points, "the oldest is dropped");
-                victims.push(oldest.seq);
-            }
-            if victims.is_empty() {
-                state.overflowing = false;
+                victims.push(oldest);
             }
             (ticket, victims)
         };
-        let written = disk.insert(&ticket, &request, &victims);
+        let seqs: Vec<u64> = victims.iter().map(|v| v.seq).collect();
+        let written = disk.insert(&ticket, &request, &seqs);
         let mut state = self.lock();
         match written {
             Ok(()) => {
+                match victims.iter().map(|v| v.points).sum() {
+                    0 => state.overflowing = false,
+                    lost => {
+                        let why = "sending_queue is full: the oldest is dropped";
+                        self.overflow(&mut state, lost, why);
+                    }
+                }
                 state.add(&ticket);
                 state.waiting.push_back((ticket, None));
             }
             Err(e) => {
-                state.refused += ticket.points;
-                self.counters.enqueue_failed.add(ticket.points);
-                error!(exporter = %self.id, points = ticket.points, "cannot write to sending_queue::storage, data is lost: {e}");
+                for oldest in victims.into_iter().rev() {
+                    state.add(&oldest);
+                    state.waiting.push_front((oldest, None));
+                }
+                let why =
+                    format!("cannot write to sending_queue::storage ({e}): new data is dropped");
+                self.overflow(&mut state, ticket.points, &why);
             }
         }
         self.gauge(&state);
@@ -283,7 +291,7 @@ impl Store {
         let (requests, points) = (state.requests, state.points);
         state.waiting.clear();
         if state.refused > 0 {
-            warn!(exporter = %self.id, points = state.refused, "so much has found no place in sending_queue since the start, and is lost");
+            warn!(exporter = %self.id, points = state.refused, "so much has found no place in sending_queue since the start: it is lost");
         }
         if requests == 0 {
             return;
@@ -328,11 +336,11 @@ impl Store {
         fits || state.requests == 0
     }
 
-    fn overflow(&self, state: &mut State, points: u64, what: &str) {
+    fn overflow(&self, state: &mut State, points: u64, why: &str) {
         self.counters.enqueue_failed.add(points);
         state.refused += points;
         if !std::mem::replace(&mut state.overflowing, true) {
-            warn!(exporter = %self.id, capacity = self.capacity, "sending_queue is full: {what}, and counted in wattpipe_exporter_enqueue_failed_points_total");
+            warn!(exporter = %self.id, capacity = self.capacity, "{why}, and counted in wattpipe_exporter_enqueue_failed_points_total");
         }
     }
 }
