@@ -182,12 +182,12 @@ exporters:
     });
     let log = ended(agent);
     let produced: BTreeSet<String> = written(&file).into_iter().collect();
-    for i in 0..KEYS.len() {
+    for (i, keys) in KEYS.iter().enumerate() {
         let got: BTreeSet<String> = receiver.got(i).into_iter().collect();
         assert!(got.is_subset(&produced), "{i}");
         let missing = produced.len() - got.len();
         assert_eq!(missing, told(&log, &format!("otlp_http/{i}"), "lost"), "{i}: {log}");
         assert_eq!(missing > 0, i == 3, "{i}: {missing} points are missing; {log}");
-        println!("  {}: {} of {} points arrived", KEYS[i], got.len(), produced.len());
+        println!("  {keys}: {} of {} points arrived", got.len(), produced.len());
     }
 }

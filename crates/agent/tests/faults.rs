@@ -8,7 +8,7 @@
 
 mod live;
 #[path = "support/receiver.rs"]
-#[allow(dead_code, reason = "each test binary uses a part of it")]
+#[allow(dead_code, clippy::unwrap_used, reason = "shared by test binaries with other lints")]
 mod receiver;
 
 use std::{
