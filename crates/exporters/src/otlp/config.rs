@@ -287,12 +287,15 @@ impl Shared<'_> {
     }
 
     pub(super) fn queue(&self, id: &str) -> QueueOptions {
+        let (points, bytes) = self.queue.largest();
         QueueOptions {
             id: id.to_owned(),
             queue: self.queue.clone(),
             retry: self.retry.clone(),
             timeout: self.timeout.0,
-            max_request_size: usize::try_from(self.max_request_size.bytes()).unwrap_or(usize::MAX),
+            max_request_size: usize::try_from(self.max_request_size.bytes().min(bytes))
+                .unwrap_or(usize::MAX),
+            max_request_points: points,
         }
     }
 

@@ -74,7 +74,8 @@ impl<P: Protocol> Exporter for OtlpExporter<P> {
         let Batch::Usage(batch) = batch else { return Ok(()) };
         // Its end tells a window from others also in a queue that an earlier process has stored.
         let end = batch.window.boot_unix_ns.saturating_add(batch.window.end.0);
-        let mut requests = Requests::new(end, self.options.max_request_size);
+        let QueueOptions { max_request_size, max_request_points, .. } = self.options;
+        let mut requests = Requests::new(end, max_request_size, max_request_points);
         self.encoder.encode(&batch, |metrics, points| requests.push(&metrics, points));
         if let Some(queue) = &self.queue {
             // A replayed stream waits: nothing is lost by being late.

@@ -107,8 +107,10 @@ pub struct QueueOptions {
     pub retry: RetryConfig,
     /// For each attempt; 0: no limit.
     pub timeout: Duration,
-    /// Largest request that merging makes.
+    /// Bytes of the largest request.
     pub max_request_size: usize,
+    /// Points of the largest request.
+    pub max_request_points: u64,
 }
 
 /// A queue at work.
@@ -140,6 +142,7 @@ impl Queue {
             courier: courier.clone(),
             consumers: options.queue.num_consumers,
             batch: options.queue.batch.clone(),
+            sizer: options.queue.batch_sizer(),
             max_request_size: options.max_request_size,
             closes,
         };
@@ -223,6 +226,7 @@ struct Dispatcher {
     courier: Arc<Courier>,
     consumers: usize,
     batch: Option<BatchConfig>,
+    sizer: Sizer,
     max_request_size: usize,
     closes: Closes,
 }
@@ -260,10 +264,9 @@ impl Dispatcher {
     /// Merges what follows into `first`, as `sending_queue::batch` wants it.
     async fn fill(&self, first: store::Parcel) -> store::Parcel {
         let Some(batch) = &self.batch else { return first };
-        let size = |points: u64, bytes: usize| match batch.sizer {
-            Sizer::Requests => 1,
-            Sizer::Items => points,
+        let size = |points: u64, bytes: usize| match self.sizer {
             Sizer::Bytes => bytes as u64,
+            _ => points,
         };
         let limit = if batch.max_size == 0 { u64::MAX } else { batch.max_size };
         let due = tokio::time::Instant::now() + batch.flush_timeout.0;

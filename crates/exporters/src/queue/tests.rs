@@ -55,6 +55,7 @@ fn options() -> QueueOptions {
         },
         timeout: Duration::from_secs(1),
         max_request_size: 1 << 20,
+        max_request_points: u64::MAX,
     }
 }
 
@@ -204,12 +205,28 @@ async fn windows_arrive_in_order_even_after_failures() {
 #[tokio::test]
 async fn small_requests_are_merged() {
     let mut o = options();
-    o.queue.batch =
-        Some(BatchConfig { sizer: Sizer::Items, min_size: 8, max_size: 10, ..Default::default() });
+    o.queue.batch = Some(BatchConfig { min_size: 8, max_size: 10, ..Default::default() });
     let requests = (0..9).map(|n| request(3, n)).collect();
     let script = check(o, Script::default(), requests, (27, 0, 0)).await;
     let sizes: Vec<usize> = script.got.lock().unwrap().iter().map(Bytes::len).collect();
     assert_eq!(sizes, [9, 9, 9]);
+}
+
+#[test]
+fn what_a_batch_counts() {
+    #[track_caller]
+    fn check(queue: Sizer, batch: Option<Sizer>, expected: (Sizer, (u64, u64))) {
+        let batch = BatchConfig { sizer: batch, max_size: 9000, ..Default::default() };
+        let c = QueueConfig { sizer: queue, batch: Some(batch), ..Default::default() };
+        assert_eq!((c.batch_sizer(), c.largest()), expected);
+    }
+    let (items, bytes) = ((9000, u64::MAX), (u64::MAX, 9000));
+    check(Sizer::Requests, None, (Sizer::Items, items));
+    check(Sizer::Items, None, (Sizer::Items, items));
+    check(Sizer::Bytes, None, (Sizer::Bytes, bytes));
+    check(Sizer::Bytes, Some(Sizer::Items), (Sizer::Items, items));
+    check(Sizer::Items, Some(Sizer::Bytes), (Sizer::Bytes, bytes));
+    assert_eq!(QueueConfig::default().largest(), (u64::MAX, u64::MAX));
 }
 
 #[tokio::test]
