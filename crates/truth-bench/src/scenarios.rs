@@ -32,7 +32,7 @@ pub struct Scenario {
     pub seconds: u64,
 }
 
-fn workload(name: &'static str, kappa: f64) -> Workload {
+pub(crate) fn workload(name: &'static str, kappa: f64) -> Workload {
     Workload {
         name,
         kappa,
@@ -46,12 +46,21 @@ fn workload(name: &'static str, kappa: f64) -> Workload {
 }
 
 impl Workload {
-    fn thread(mut self, cpus: impl IntoIterator<Item = usize>, pattern: Pattern) -> Self {
+    pub(crate) fn thread(
+        mut self,
+        cpus: impl IntoIterator<Item = usize>,
+        pattern: Pattern,
+    ) -> Self {
         self.threads.push((cpus.into_iter().collect(), pattern));
         self
     }
 
-    fn threads(mut self, n: usize, cpus: std::ops::Range<usize>, pattern: &Pattern) -> Self {
+    pub(crate) fn threads(
+        mut self,
+        n: usize,
+        cpus: std::ops::Range<usize>,
+        pattern: &Pattern,
+    ) -> Self {
         for _ in 0..n {
             self.threads.push((cpus.clone().collect(), pattern.clone()));
         }
@@ -65,7 +74,7 @@ impl Workload {
     }
 }
 
-fn bursts(on: f64, off: f64) -> Pattern {
+pub(crate) fn bursts(on: f64, off: f64) -> Pattern {
     Pattern::Bursts { on, off }
 }
 

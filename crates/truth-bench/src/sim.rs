@@ -298,6 +298,12 @@ impl Sim {
             }
             batch.push_block(block, &entries[from..]);
             entries.clear();
+            // As a flush after the edge does: who runs, and the counter up to here.
+            let state = &self.cpus[cpu];
+            let pid = Tgid(state.running.map_or(0, |thread| self.threads[thread].pid));
+            let (ts, cycles) = (Nanos(end + 1), state.cycles as u64);
+            let tick = Switch { ts, cycles, prev: pid, next: pid };
+            batch.push_block(CpuBlock { tick_last: true, ..block }, &[tick]);
         }
         batch.processes = std::mem::take(&mut self.lives);
         batch.readings = std::mem::take(&mut self.readings);

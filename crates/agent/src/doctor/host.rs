@@ -3,9 +3,10 @@
 use std::{fs, os::unix::net::UnixStream, path::Path};
 
 use wattpipe_pipeline::registry::HostRoots;
+use wattpipe_processors::power_model::estimate::Machine;
 use wattpipe_source::{
     cgroup,
-    meter::{MeterSelection, Meters},
+    meter::{MeterSelection, Meters, ProblemKind},
     procfs::namespace::PidNamespace,
 };
 
@@ -23,9 +24,11 @@ pub(super) fn meters(roots: &HostRoots) -> (Vec<Finding>, String) {
         })
         .collect();
     for problem in meters.problems() {
-        findings.push(match problem.usable {
-            true => Finding::note("meter", problem.what.clone(), problem.consequence.clone()),
-            false => Finding::missing(
+        findings.push(match problem.kind {
+            ProblemKind::Doubtful => {
+                Finding::note("meter", problem.what.clone(), problem.consequence.clone())
+            }
+            _ => Finding::missing(
                 "meter",
                 problem.what.clone(),
                 problem.consequence.clone(),
@@ -42,7 +45,16 @@ pub(super) fn meters(roots: &HostRoots) -> (Vec<Finding>, String) {
                 "on bare metal load the intel_rapl driver; in a virtual machine there is none",
             ));
         }
-        return (findings, "energy: an estimate (zone host), no meter reads here".to_owned());
+        let mut energy = "energy: an estimate (zone host), no meter reads here".to_owned();
+        if Machine::detect(&roots.procfs).virtual_machine {
+            findings.push(Finding::note(
+                "meter",
+                "this is a virtual machine",
+                "the estimate is a share of a machine that it cannot see",
+            ));
+            energy.push_str(": a share of a machine that this virtual one cannot see");
+        }
+        return (findings, energy);
     }
     let names: Vec<&str> = meters.zones().iter().map(|z| &*z.zone.name).collect();
     (findings, format!("energy: measured, zones {}", names.join(", ")))

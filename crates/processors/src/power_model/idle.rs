@@ -9,6 +9,12 @@ const CARRY_SECONDS: f64 = 5.0;
 /// One window gives at most this fraction of its active energy back.
 const LARGEST_REDUCTION: f64 = 0.5;
 
+/// How fast a floor's drift is followed, in seconds in which nothing ran, and forgotten in others.
+const DRIFT_HALF_LIFE: f64 = 2.0;
+const DRIFT_FORGETS: f64 = 30.0;
+/// A larger one is no drift: the figure does not fit, and is not ours to correct.
+const MOST_DRIFT: f64 = 0.05;
+
 /// What the idle part rests on right now.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Floor {
@@ -58,6 +64,15 @@ impl Floor {
         }
     }
 
+    /// A floor of watts that stands this much off its figure now.
+    pub(super) fn shifted(self, by: f64) -> Self {
+        match self {
+            Self::Configured(watts) => Self::Configured(watts + by),
+            Self::Baseline(watts) => Self::Baseline(watts + by),
+            Self::Proportional | Self::None => self,
+        }
+    }
+
     /// By how much an interval in which something ran fell short of the floor.
     pub(super) fn shortfall(self, joules: f64, totals: &Totals) -> f64 {
         match self {
@@ -66,6 +81,31 @@ impl Floor {
             }
             _ => 0.0,
         }
+    }
+}
+
+/// How far a floor stands off its figure lately: floors drift with temperature, and where little
+/// runs, that is as much as what runs. Intervals in which nothing ran show it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Drift(f64);
+
+impl Drift {
+    /// Takes an interval, of whatever kind.
+    pub(super) fn observe(&mut self, floor: Floor, joules: f64, totals: &Totals) {
+        let (Floor::Configured(watts) | Floor::Baseline(watts)) = floor else { return };
+        let seconds = totals.seconds();
+        if totals.busy > 0.0 || totals.lost > 0.0 || seconds <= 0.0 {
+            self.0 *= (-seconds * std::f64::consts::LN_2 / DRIFT_FORGETS).exp();
+            return;
+        }
+        let off = (joules / seconds - watts).clamp(-MOST_DRIFT * watts, MOST_DRIFT * watts);
+        let keep = (-seconds * std::f64::consts::LN_2 / DRIFT_HALF_LIFE).exp();
+        self.0 = self.0 * keep + off * (1.0 - keep);
+    }
+
+    /// Watts.
+    pub(super) fn watts(self) -> f64 {
+        self.0
     }
 }
 
@@ -134,5 +174,27 @@ mod tests {
         assert!((clipped - 750.0).abs() < 1e-9, "{clipped}");
         // The truth is 250 J; half of a window's active energy at most is taken back.
         assert!((active - 375.0).abs() < 1.0, "{active}");
+    }
+
+    #[test]
+    fn drift_is_followed_while_nothing_runs_and_within_bounds() {
+        #[track_caller]
+        fn check(idle_watts: f64, then_busy: u32, expected: f64) {
+            let floor = Floor::Configured(20.0);
+            let mut drift = Drift::default();
+            for _ in 0..60 {
+                drift.observe(floor, idle_watts, &totals(0.0, 4e9, 0.0));
+            }
+            for _ in 0..then_busy {
+                drift.observe(floor, 90.0, &totals(1e9, 3e9, 0.0));
+            }
+            assert!((drift.watts() - expected).abs() < 1e-3, "{} W", drift.watts());
+        }
+        check(20.3, 0, 0.3);
+        check(19.7, 0, -0.3);
+        check(20.4, 30, 0.2);
+        check(35.0, 0, 1.0);
+        assert_eq!(Floor::Configured(20.0).shifted(0.5), Floor::Configured(20.5));
+        assert_eq!(Floor::Proportional.shifted(0.5), Floor::Proportional);
     }
 }

@@ -34,18 +34,6 @@ impl Totals {
         self.busy + self.idle + self.lost
     }
 
-    pub(super) fn add(&mut self, other: &Totals) {
-        self.busy += other.busy;
-        self.idle += other.idle;
-        self.lost += other.lost;
-        self.any_busy += other.any_busy;
-        self.pair_busy += other.pair_busy;
-        self.weight += other.weight;
-        self.alone += other.alone;
-        self.shared += other.shared;
-        self.elapsed += other.elapsed;
-    }
-
     /// The length in seconds.
     pub(super) fn seconds(&self) -> f64 {
         self.elapsed * 1e-9
@@ -112,7 +100,6 @@ pub(super) struct Account {
     /// Weight per row, for sharing out idle joules.
     pub(super) weight: Vec<f64>,
     pub(super) touched: Vec<u32>,
-    pub(super) totals: Totals,
 }
 
 impl Account {
@@ -133,7 +120,6 @@ impl Account {
         self.shortfall = 0.0;
         self.above = 0.0;
         self.intervals = 0;
-        self.totals = Totals::default();
     }
 
     pub(super) fn put(&mut self, row: u32, active: f64, weight: f64) {
@@ -162,7 +148,6 @@ impl Account {
         self.joules += joules;
         self.idle += joules - active;
         self.intervals += 1;
-        self.totals.add(&usage.totals);
         let busy = usage.totals.busy;
         let unattributed = if busy > 0.0 { active * lost / (busy + lost) } else { active };
         let shared_out = active - unattributed;

@@ -12,7 +12,7 @@ use super::{
     baseline::Baseline,
     config::{Idle, PowerModelConfig, Smt, Weight},
     counter::{Counter, Delta},
-    idle::{Floor, Owed},
+    idle::{Drift, Floor, Owed},
     interval::{Account, Usage},
     keys::Slot,
     learn::{Interval, Learner},
@@ -84,6 +84,7 @@ pub(super) struct ZoneState {
     /// Nothing in the account is in doubt.
     clean: bool,
     owed: Owed,
+    drift: Drift,
     /// Fraction of known time that was busy, lately.
     recent_busy: Option<f64>,
     frequency: Option<Frequency>,
@@ -117,6 +118,7 @@ impl ZoneState {
             account: Account::default(),
             carried: Vec::new(),
             owed: Owed::default(),
+            drift: Drift::default(),
             recent_busy: None,
             frequency: None,
             dropped: Dropped::default(),
@@ -267,7 +269,13 @@ impl ZoneState {
         let totals = &self.usage.totals;
         // A window's busy map exists from the second window with meters on.
         let mapped = totals.any_busy > 0.0 || totals.busy == 0.0;
-        if !self.clean || !mapped || !LEARN_SECONDS.contains(&totals.seconds()) {
+        if !self.clean || !mapped || totals.seconds() < *LEARN_SECONDS.start() {
+            return;
+        }
+        if let Some(baseline) = &mut self.baseline {
+            baseline.observe(joules, totals);
+        }
+        if totals.seconds() > *LEARN_SECONDS.end() {
             return;
         }
         if let Some(smt) = &mut self.smt {
@@ -291,13 +299,8 @@ impl ZoneState {
         if self.account.intervals == 0 || !at_edge {
             return;
         }
-        let totals = &self.account.totals;
-        let mapped = totals.any_busy > 0.0 || totals.busy == 0.0;
-        if let Some(baseline) = &mut self.baseline
-            && self.clean
-            && mapped
-        {
-            baseline.window(self.account.joules, totals);
+        if let Some(baseline) = &mut self.baseline {
+            baseline.solve();
         }
         if let Some(smt) = &mut self.smt {
             smt.solve();
@@ -357,6 +360,12 @@ impl ZoneState {
     pub(super) fn close(&mut self, joules: f64, floor: Floor, slots: &[Slot]) {
         let totals = self.usage.totals;
         let exact = self.exact(floor);
+        let floor = if exact {
+            floor
+        } else {
+            self.drift.observe(floor, joules, &totals);
+            floor.shifted(self.drift.watts())
+        };
         let above = (joules - floor.split(joules, &totals, exact)).max(0.0);
         self.account.above += above;
         if !exact {
@@ -365,9 +374,7 @@ impl ZoneState {
         let lost = totals.lost * self.lost_busy();
         let active = self.share_out(above, slots);
         self.account.book(&self.usage, joules, active, lost, &self.shares);
-        if self.learner.is_some() {
-            self.learn_interval(joules);
-        }
+        self.learn_interval(joules);
         self.learn_busy();
         self.usage.clear();
     }

@@ -8,7 +8,9 @@ use std::{
 
 use wattpipe_pipeline::units::Nanos;
 
-use super::{Found, Meter, MeterKind, Problem, ZoneInfo, files, hwmon::Integral, zone};
+use super::{
+    Found, Meter, MeterKind, Problem, ProblemKind, ZoneInfo, files, hwmon::Integral, zone,
+};
 
 /// What the power supplies offer.
 pub(super) fn find(sysfs: &Path) -> Found {
@@ -40,7 +42,7 @@ pub(super) fn find(sysfs: &Path) -> Found {
             what: format!("no battery under {}", class.display()),
             consequence: "nothing is read from it".into(),
             remedy: "leave `battery` out of `meters`".into(),
-            usable: false,
+            kind: ProblemKind::Absent,
         }),
     }
     found

@@ -12,7 +12,7 @@ use std::{
 
 use wattpipe_pipeline::units::Nanos;
 
-use super::{Found, Meter, MeterKind, Problem, ZoneInfo, files, zone};
+use super::{Found, Meter, MeterKind, Problem, ProblemKind, ZoneInfo, files, zone};
 
 /// Beyond this gap a power reading says nothing about the time in between.
 const MAX_GAP_SECONDS: f64 = 60.0;
@@ -61,7 +61,7 @@ pub(super) fn find(sysfs: &Path) -> Found {
             what: format!("cannot read {}: {e}", path.display()),
             consequence: "this sensor is left out".into(),
             remedy: "run as root, or give read access to the sensor's file".into(),
-            usable: false,
+            kind: ProblemKind::Unreadable,
         });
     }
     found

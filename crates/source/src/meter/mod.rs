@@ -24,6 +24,7 @@ mod tests;
 
 use std::{sync::Arc, time::Duration};
 
+use tracing::{info, warn};
 use wattpipe_pipeline::{
     batch::{MeterReading, Zone},
     registry::HostRoots,
@@ -73,8 +74,19 @@ pub struct Problem {
     pub consequence: String,
     /// What the user can do.
     pub remedy: String,
-    /// It still reads: a warning about what its values mean.
-    pub usable: bool,
+    /// How bad that is.
+    pub kind: ProblemKind,
+}
+
+/// What a problem costs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProblemKind {
+    /// This host has no such meter.
+    Absent,
+    /// It is there and cannot be read.
+    Unreadable,
+    /// It reads; this is about what its values mean.
+    Doubtful,
 }
 
 /// What one kind of meter offers on this host.
@@ -123,7 +135,7 @@ impl Meters {
         all
     }
 
-    /// Counts readings that did not come in time.
+    /// Counts readings that did not come in time, and logs what could not be used.
     #[must_use]
     pub fn with_telemetry(mut self, telemetry: &Telemetry) -> Self {
         self.missed = Some(telemetry.counter(
@@ -131,6 +143,12 @@ impl Meters {
             "Meter readings that failed or did not come within 50 ms",
             &[],
         ));
+        for Problem { meter, what, consequence, remedy, kind } in &self.problems {
+            match kind {
+                ProblemKind::Absent => info!(%meter, "{what}: {consequence}"),
+                _ => warn!(%meter, "{what}: {consequence}; {remedy}"),
+            }
+        }
         self
     }
 
@@ -218,7 +236,7 @@ fn rapl(roots: &HostRoots) -> Found {
             consequence: "readings may carry added noise: shares over short times are less exact"
                 .into(),
             remedy: "disable SGX in the firmware where it is not needed".into(),
-            usable: true,
+            kind: ProblemKind::Doubtful,
         });
     }
     found

@@ -12,7 +12,7 @@ use wattpipe_pipeline::units::Nanos;
 
 use crate::ebpf::sys::{PerfEvent, perf_event_open};
 
-use super::{Found, Meter, MeterKind, Problem, ZoneInfo, files, zone};
+use super::{Found, Meter, MeterKind, Problem, ProblemKind, ZoneInfo, files, zone};
 
 /// Events of the PMU: name, kind of zone, `hw.type`, what it covers.
 const EVENTS: [(&str, &str, &str, &str); 5] = [
@@ -90,7 +90,7 @@ fn find_with(sysfs: &Path, open: impl Fn(PerfEvent, u32) -> io::Result<File>) ->
             what: format!("the perf power PMU is there but cannot be opened: {e}"),
             consequence: "no energy of the processor is measured".into(),
             remedy: "run as root, grant CAP_PERFMON, or set kernel.perf_event_paranoid to 0".into(),
-            usable: false,
+            kind: ProblemKind::Unreadable,
         });
     }
     found

@@ -14,7 +14,7 @@ use std::{
 
 use wattpipe_pipeline::units::Nanos;
 
-use super::{Found, Meter, MeterKind, Problem, ZoneInfo, files, zone};
+use super::{Found, Meter, MeterKind, Problem, ProblemKind, ZoneInfo, files, zone};
 
 /// Control types that hold RAPL zones, preferred first.
 const CONTROL_TYPES: [&str; 2] = ["intel-rapl", "intel-rapl-mmio"];
@@ -61,7 +61,7 @@ pub(super) fn find(sysfs: &Path) -> Found {
             what: format!("no RAPL zone under {}", sysfs.join("class/powercap").display()),
             consequence: "no energy of the processor is measured".into(),
             remedy: "on bare metal: modprobe intel_rapl_msr (and intel_rapl_common); a virtual machine has none unless its hypervisor passes it on".into(),
-            usable: false,
+            kind: ProblemKind::Absent,
         });
     }
     found
@@ -82,7 +82,7 @@ pub(super) fn unreadable_problem(path: &Path, e: &io::Error, none: bool) -> Prob
         } else {
             "see the kernel log for intel_rapl; another driver may hold the zone".into()
         },
-        usable: !none,
+        kind: ProblemKind::Unreadable,
     }
 }
 
