@@ -13,6 +13,8 @@ use std::{
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
+use crate::process::resident;
+
 /// Wakes at intervals, until it is killed.
 pub(super) fn sleeper(every: Duration) -> ! {
     loop {
@@ -72,22 +74,6 @@ fn memory_among(agent: &Path, processes: usize) -> Result<Value> {
         "rss_mib": all as f64 / 1024.0,
         "rss_without_bpf_maps_mib": (all - maps) as f64 / 1024.0,
     }))
-}
-
-/// KiB resident, and those of them that are mapped BPF maps (the ring is mapped twice).
-pub(super) fn resident(pid: u32) -> Result<(u64, u64)> {
-    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).context("the agent has ended")?;
-    let (mut all, mut maps, mut is_map) = (0, 0, false);
-    for line in smaps.lines() {
-        if let Some(rest) = line.strip_prefix("Rss:") {
-            let kib: u64 = rest.trim().trim_end_matches(" kB").parse()?;
-            all += kib;
-            maps += if is_map { kib } else { 0 };
-        } else if !line.split(' ').next().is_some_and(|word| word.ends_with(':')) {
-            is_map = line.contains("bpf-map");
-        }
-    }
-    Ok((all, maps))
 }
 
 /// Milliseconds from the agent's start to its first record, less its window.

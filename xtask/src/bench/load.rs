@@ -12,8 +12,11 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 
-use super::agent::{Killed, resident, sleepers};
-use crate::e2e::world::{get, port, wait_for};
+use super::agent::{Killed, sleepers};
+use crate::{
+    e2e::world::{get, port, wait_for},
+    process::resident,
+};
 
 /// How long each is measured.
 const MEASURED: Duration = Duration::from_secs(12);
