@@ -51,6 +51,7 @@ cell windows /test/guest --ignored windows_add_up
 # A hardware counter's device is there, or the machine has none.
 if ls /sys/bus/event_source/devices | grep -q -e '^cpu$' -e '^armv8'; then
     cell cycles /test/guest --ignored cycles_are_counted
+    cell cycles_after_hotplug /test/guest --ignored cycles_come_back
 else
     cell no_cycles /test/guest --ignored cycles_that_cannot_be_counted_are_told
 fi

@@ -22,6 +22,7 @@ const ROWS: &[&str] = &[
     "probe",
     "windows",
     "cycles",
+    "cycles_after_hotplug",
     "no_cycles",
     "hotplug",
     "stopped_reader",
