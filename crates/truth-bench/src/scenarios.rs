@@ -32,7 +32,7 @@ pub struct Scenario {
     pub seconds: u64,
 }
 
-pub(crate) fn workload(name: &'static str, kappa: f64) -> Workload {
+pub fn workload(name: &'static str, kappa: f64) -> Workload {
     Workload {
         name,
         kappa,

@@ -1,7 +1,10 @@
 //! One regression: sums that forget, the coefficients that follow from them, and how well they have
 //! predicted.
 
-use super::{learn::Interval, linear::Symmetric};
+use super::{
+    learn::Interval,
+    linear::{Symmetric, dot},
+};
 
 /// Half-life of the record of prediction errors, in seconds.
 const ERROR_HALF_LIFE: f64 = 20.0;
@@ -155,7 +158,6 @@ impl Fit {
             }
             product
         };
-        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(x, y)| x * y).sum::<f64>();
         let mut theta = self.theta.clone();
         let mut rest: Vec<f64> = times(&theta).iter().zip(right).map(|(a, r)| r - a).collect();
         let mut scaled: Vec<f64> = rest.iter().zip(&diagonal).map(|(r, d)| r / d).collect();
@@ -186,10 +188,9 @@ impl Fit {
         let evidence = self.evidence();
         for i in 0..self.theta.len() {
             let precision = prior.precision(i);
-            let row = self.information.row(i);
-            let others: f64 = row.iter().zip(&self.theta).map(|(g, t)| g * t).sum::<f64>()
-                - row[i] * self.theta[i];
-            let divisor = evidence * row[i] + precision;
+            let own = self.information.at(i, i);
+            let others = self.information.row_times(i, &self.theta) - own * self.theta[i];
+            let divisor = evidence * own + precision;
             if divisor > 0.0 {
                 let target = evidence * (self.right[i] - others) + precision * prior.mean(i);
                 self.theta[i] = prior.bounded(i, target / divisor);
