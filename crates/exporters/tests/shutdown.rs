@@ -126,7 +126,7 @@ async fn check<P: Protocol>(
     exporter.shutdown(TIMEOUT).await.unwrap();
     let took = ended.elapsed();
     // Far from the minutes that retries take.
-    assert!(took < 5 * TIMEOUT, "{case}: {took:?}");
+    assert!(took < 30 * TIMEOUT, "{case}: {took:?}");
     drop(exporter);
 
     let c = Counters::with_queue(&context);
