@@ -126,7 +126,7 @@ async fn check<P: Protocol>(
     exporter.shutdown(TIMEOUT).await.unwrap();
     let took = ended.elapsed();
     // Far from the minutes that retries take.
-    assert!(took < 5 * TIMEOUT, "{case}: {took:?}");
+    assert!(took < 30 * TIMEOUT, "{case}: {took:?}");
     drop(exporter);
 
     let c = Counters::with_queue(&context);
@@ -155,10 +155,7 @@ async fn check<P: Protocol>(
         assert!(sent > 0, "{case}");
         let arrived = inbox.points().len() as u64;
         // An attempt that the end cuts off may have arrived all the same.
-        assert!(
-            (sent..=sent + 20 * 5).contains(&arrived),
-            "{case}: {sent} sent, {arrived} arrived"
-        );
+        assert!((sent..=POINTS).contains(&arrived), "{case}: {sent} sent, {arrived} arrived");
     } else {
         assert_eq!(sent, 0, "{case}");
     }

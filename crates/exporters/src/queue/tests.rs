@@ -127,7 +127,7 @@ async fn without_max_elapsed_time_it_never_gives_up() {
     let mut o = options();
     o.retry.max_elapsed_time = ConfigDuration::from_secs(0);
     o.retry.max_interval = ConfigDuration::from_millis(1);
-    let script = Script { answers: Mutex::new(vec![retry(); 300]), ..Script::default() };
+    let script = Script { answers: Mutex::new(vec![retry(); 30]), ..Script::default() };
     check(o, script, vec![request(10, 1)], (10, 0, 0)).await;
 }
 
