@@ -96,6 +96,15 @@ async fn ended_workloads_stay_for_the_expiration_and_no_longer() {
 }
 
 #[tokio::test]
+async fn what_no_source_sees_has_no_sample() {
+    let mut exporter = build(PrometheusConfig::default());
+    exporter.export(window().without_switches().batch()).await.unwrap();
+    let page = exporter.page(false);
+    assert!(page.contains("process_cpu_time_seconds_total{"), "{page}");
+    assert!(!page.contains("context_switches"), "{page}");
+}
+
+#[tokio::test]
 async fn all_attributes_become_labels_where_asked_for() {
     let config =
         PrometheusConfig { resource_to_telemetry_conversion: true, ..PrometheusConfig::default() };
