@@ -85,13 +85,17 @@ const OWN: &[(&str, &str, &str)] = &[
     ("wattpipe_cgroup_known", "", "cgroups whose path is known"),
     (
         "wattpipe_processor_incoming_items_total",
-        "processor",
+        "pipeline, processor",
         "switches or rows that a processor was given",
     ),
-    ("wattpipe_processor_outgoing_items_total", "processor", "switches or rows that it passed on"),
+    (
+        "wattpipe_processor_outgoing_items_total",
+        "pipeline, processor",
+        "switches or rows that it passed on",
+    ),
     (
         "wattpipe_processor_failed_items_total",
-        "processor",
+        "pipeline, processor",
         "switches or rows that it could not process",
     ),
     (
