@@ -54,7 +54,7 @@ service: {{ pipelines: {{ a: {{ sources: [replay], processors: [delta, power_mod
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
 
     let mut given = vec![vec![0.0; names.len()]; BLOCKS];
-    let mut idle = vec![(0.0, 0.0); BLOCKS];
+    let mut idle = [(0.0, 0.0); BLOCKS];
     let mut told = 0;
     for (at, window) in windows(&fs::read_to_string(out).unwrap()).into_iter().enumerate() {
         // The first edge, at one second, opens the first window.
