@@ -18,7 +18,7 @@ mod otlp;
 mod prom;
 mod rotel;
 mod stream;
-mod world;
+pub(crate) mod world;
 
 use std::{fs, path::Path, process::Command, time::Duration};
 

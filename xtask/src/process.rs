@@ -1,6 +1,7 @@
 //! Running other programs: their output goes through, a failure says what was run.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -23,7 +24,7 @@ pub(crate) fn cargo(args: &[&str]) -> Command {
 pub(crate) fn as_root(program: impl AsRef<std::ffi::OsStr>) -> Command {
     // The owner of our own /proc entry tells who we are.
     use std::os::unix::fs::MetadataExt;
-    if std::fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0) {
+    if fs::metadata("/proc/self").is_ok_and(|m| m.uid() == 0) {
         return Command::new(program);
     }
     let mut sudo = Command::new("sudo");
@@ -48,6 +49,23 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
         .with_context(|| format!("cannot run {line}"))?;
     ensure!(output.status.success(), "{line}: {}", output.status);
     String::from_utf8(output.stdout).with_context(|| format!("{line}: output is not UTF-8"))
+}
+
+/// KiB resident, and those of them that are mapped BPF maps (the ring is mapped twice).
+pub(crate) fn resident(pid: u32) -> Result<(u64, u64)> {
+    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps"))
+        .with_context(|| format!("process {pid} has ended"))?;
+    let (mut all, mut maps, mut is_map) = (0, 0, false);
+    for line in smaps.lines() {
+        if let Some(rest) = line.strip_prefix("Rss:") {
+            let kib: u64 = rest.trim().trim_end_matches(" kB").parse()?;
+            all += kib;
+            maps += if is_map { kib } else { 0 };
+        } else if !line.split(' ').next().is_some_and(|word| word.ends_with(':')) {
+            is_map = line.contains("bpf-map");
+        }
+    }
+    Ok((all, maps))
 }
 
 fn describe(command: &Command) -> String {

@@ -5,6 +5,7 @@ use std::{collections::BTreeSet, sync::Arc};
 use figment::value::{Tag, Value};
 use wattpipe_pipeline::{
     identity::AttributeSet,
+    privileges::Privileges,
     registry::{BuildContext, HostRoots},
     runner::{Graph, Part, Pipeline},
     telemetry::Telemetry,
@@ -20,6 +21,7 @@ const REPLAY: &str = "replay";
 pub(crate) struct Surroundings {
     pub(crate) resource: Arc<AttributeSet>,
     pub(crate) telemetry: Telemetry,
+    pub(crate) privileges: Privileges,
 }
 
 /// Everything that a pipeline names.
@@ -90,6 +92,7 @@ impl Maker<'_> {
             resource: self.around.resource.clone(),
             telemetry: self.around.telemetry.clone(),
             replay,
+            privileges: self.around.privileges.clone(),
         };
         // All that a component is made from: its type, its settings, and what surrounds it.
         let surroundings = format!("{:?} {:?} {replay}", context.host, context.resource);

@@ -12,7 +12,7 @@ use crate::{
 };
 
 /// How long a probe that fails takes to say so, at most.
-const SETTLE: Duration = Duration::from_secs(3);
+pub(crate) const SETTLE: Duration = Duration::from_secs(3);
 
 /// What is to run.
 pub(crate) enum Choice {

@@ -32,7 +32,7 @@ async fn try_reload(agent: &mut Agent<'_>) -> Result<String, Vec<String>> {
         warn!("{}", warning.trim_end());
     }
     let loaded = loaded.ok_or(report.errors)?;
-    let around = surroundings(&loaded, &agent.telemetry);
+    let around = surroundings(&loaded, &agent.telemetry, &agent.setup.held);
     let graph = assemble::graph(&loaded, &around);
     let applied = agent.runner.apply(graph).await.map_err(|reason| {
         let mut reasons = vec![reason];

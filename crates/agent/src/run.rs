@@ -22,6 +22,7 @@ pub(crate) fn run(input: &Input, registry: &Registry) -> Exit {
     };
     let log = logs::init(&loaded.service.telemetry.logs);
     info!(version = env!("CARGO_PKG_VERSION"), "starting");
+    wattpipe_source::share_heaps();
     // Capabilities and filters belong to threads and are inherited: before any other thread.
     let held = Held::prepare(&loaded.service.security);
     if let Err(e) = sandbox::apply() {

@@ -65,7 +65,7 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
         pace: pace.clone(),
         governor: Some(limits.clone()),
     };
-    let around = surroundings(&loaded, &telemetry);
+    let around = surroundings(&loaded, &telemetry, &setup.held);
     let graph = assemble::graph(&loaded, &around);
     let failed = assemble::build_all(&graph);
     if !failed.is_empty() {
@@ -84,7 +84,7 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
         fallback::Choice::AsConfigured(runner, loaded) => (*runner, loaded),
         fallback::Choice::Instead(other, with) => {
             input = with;
-            let graph = assemble::graph(&other, &surroundings(&other, &telemetry));
+            let graph = assemble::graph(&other, &surroundings(&other, &telemetry, &setup.held));
             match Runner::start(graph, options(&other)).await {
                 Ok(runner) => (runner, other),
                 Err(e) => {
@@ -97,9 +97,16 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
     let beside = Beside::start(&loaded, &runner, &telemetry, &around.resource).await;
     let mut agent = Agent { setup, input, telemetry, limits, runner, beside };
     agent.setup.held.seal();
-    notify::ready();
+    // What cannot work says so before the service manager is told that all is well.
+    let up = tokio::time::timeout(fallback::SETTLE, agent.runner.working());
+    tokio::pin!(up);
+    let mut told = false;
     loop {
         tokio::select! {
+            _ = &mut up, if !told => {
+                notify::ready();
+                told = true;
+            }
             () = agent.runner.supervise() => break,
             signal = signals.next() => match signal {
                 Told::Reload => reload::reload(&mut agent).await,
@@ -128,9 +135,9 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
 }
 
 /// What components of `loaded` are built with.
-pub(crate) fn surroundings(loaded: &Loaded, telemetry: &Telemetry) -> Surroundings {
+pub(crate) fn surroundings(loaded: &Loaded, telemetry: &Telemetry, held: &Held) -> Surroundings {
     let resource = resource::detect(loaded, &|name| std::env::var(name).ok());
-    Surroundings { resource, telemetry: telemetry.clone() }
+    Surroundings { resource, telemetry: telemetry.clone(), privileges: held.for_pipelines() }
 }
 
 struct Signals {

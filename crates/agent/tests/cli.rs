@@ -5,7 +5,7 @@
 #[allow(dead_code, missing_docs, unreachable_pub, reason = "each test binary uses a part of it")]
 mod binary;
 
-use std::process::{Output, Stdio};
+use std::process::{Child, Output, Stdio};
 
 use binary::{ConfigFile, run, wattpipe};
 
@@ -162,16 +162,17 @@ service: { pipelines: { a: { sources: [replay], processors: [delta], exporters: 
     check(&output, 1, "", &["/nonexistent.jsonl"]);
 }
 
+/// The agent with both outputs in our hands.
+fn piped(file: &ConfigFile) -> Child {
+    let mut command = wattpipe();
+    command.arg("--config").arg(file.path());
+    command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
 #[test]
 fn a_closed_output_ends_quietly() {
     let file = ConfigFile::new(PROCFS);
-    let mut child = wattpipe()
-        .arg("--config")
-        .arg(file.path())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = piped(&file);
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     let err = String::from_utf8_lossy(&output.stderr);
@@ -182,13 +183,7 @@ fn a_closed_output_ends_quietly() {
 #[test]
 fn closed_output_and_log_end_quietly_together() {
     let file = ConfigFile::new(PROCFS);
-    let mut child = wattpipe()
-        .arg("--config")
-        .arg(file.path())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child = piped(&file);
     drop(child.stdout.take());
     drop(child.stderr.take());
     assert_eq!(child.wait().unwrap().code(), Some(0));

@@ -182,6 +182,26 @@ fn a_fork_bomb_is_its_cgroups() {
     assert!(most < 64 << 20, "the agent's memory without the ring reached {most} bytes");
 }
 
+/// What the first 25,000 left behind is what 100,000 do.
+#[test]
+#[ignore = "needs root: run by cargo xtask test"]
+fn a_hundred_thousand_processes_leave_memory_flat() {
+    let _serial = serial();
+    let rig = Rig::new();
+    let agent = Agent::start("window: 1s, cycles: off", "containers: []");
+    let after = [0, 1, 2, 3].map(|round| {
+        rig.fork_bomb(&rig.id(&format!("flat{round}")), 25_000, || 0);
+        agent.wait_windows(2);
+        agent.memory_without_ring()
+    });
+    let rows = agent.finish();
+    println!("KiB after each 25,000 processes: {:?}", after.map(|bytes| bytes >> 10));
+    let exited = rows.all(|row| row["state"] == "exited").count();
+    assert!(exited >= 100_000, "{exited} processes");
+    assert!(after[3] <= after[0] + (4 << 20), "{after:?}");
+    assert!(after[3] < 64 << 20, "{after:?}");
+}
+
 #[test]
 #[ignore = "needs root: run by cargo xtask test"]
 fn nothing_is_left_behind() {

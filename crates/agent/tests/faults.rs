@@ -7,11 +7,16 @@
 #![expect(clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod live;
+#[path = "support/receiver.rs"]
+#[allow(dead_code, clippy::unwrap_used, reason = "shared by test binaries with other lints")]
+mod receiver;
 
 use std::{
     collections::BTreeSet,
     fs,
+    io::Read,
     os::unix::process::ExitStatusExt,
+    path::Path,
     process::{Command, ExitCode, Stdio},
     time::Duration,
 };
@@ -32,6 +37,7 @@ fn main() -> ExitCode {
         ("the_first_record_comes_soon", the_first_record_comes_soon),
         ("a_replay_is_the_same_every_time", a_replay_is_the_same_every_time),
         ("a_full_disk_is_told_and_survived", a_full_disk_is_told_and_survived),
+        ("a_full_disk_costs_a_stored_queue_what_comes_meanwhile", full_disk_under_the_stored_queue),
         ("no_descriptors_left_is_survived", no_descriptors_left_is_survived),
         ("processes_may_vanish", processes_may_vanish),
     ])
@@ -63,10 +69,11 @@ fn a_stopped_reader_shows_as_lost() {
     let (status, records, log) = agent.ended();
     assert!(status.success(), "{log}");
 
+    // It may run on for a moment after the signal was sent, and close one window more.
     let long = records
         .windows
         .iter()
-        .find(|w| w.start < stopped && w.end > stopped + 1_500_000_000)
+        .find(|w| w.start < stopped + 400_000_000 && w.end > stopped + 1_500_000_000)
         .unwrap_or_else(|| panic!("no window spans the stop: {:?}", records.windows));
     assert!(long.lost > 0 && long.unattributed > 0 && !long.complete, "{long:?}");
     for window in &records.windows {
@@ -194,33 +201,116 @@ fn a_replay_is_the_same_every_time() {
     }
 }
 
-/// A disk without room: the file's exporter fails and says so; the rest goes on.
+/// A disk without room: the file's exporter says so and tries again; the rest goes on. Once there is
+/// room it goes on too: every line is whole, and what is missing was counted, to the row.
 fn a_full_disk_is_told_and_survived() {
     let stage = Stage::new();
     let disk = stage.path().join("disk");
     fs::create_dir(&disk).expect("a folder");
     let config = format!(
         "sources: {{ebpf: {{window: 50ms}}}}\nprocessors: {{delta: {{}}}}\nexporters: {{stdout: \
-         {{format: json}}, file: {{path: {}/out.jsonl}}}}\nservice: {{pipelines: {{p: {{sources: \
-         [ebpf], processors: [delta], exporters: [stdout, file]}}}}}}\n",
+         {{format: json}}, file: {{path: {}/out.jsonl, flush_interval: 50ms, max_buffer: \
+         8KiB}}}}\nservice: {{pipelines: {{p: {{sources: [ebpf], processors: [delta], exporters: \
+         [stdout, file]}}}}}}\n",
         disk.display()
     );
-    // The tiny disk is in a mount namespace of its own: it is gone with the agent.
-    let script = r#"mount -t tmpfs -o size=16k tiny "$1" && shift && exec "$@""#;
-    let mut agent = Agent::start_with(&config, |command| {
-        let mut wrapped = Command::new("unshare");
-        wrapped.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
-        wrapped.arg(&disk).arg(command.get_program()).args(command.get_args());
-        wrapped.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        *command = wrapped;
-    });
-    agent.wait_windows(40);
+    let mut agent = on_a_tiny_disk(&disk, 4_190_208, &config);
+    agent.wait_windows(60);
+    let inside = format!("/proc/{}/root{}", agent.pid(), disk.display());
+    fs::remove_file(format!("{inside}/filler")).expect("the file that takes the room");
+    agent.wait_windows(20);
+    let mut file = fs::File::open(format!("{inside}/out.jsonl")).expect("the exporter's file");
     agent.signal(Signal::SIGTERM);
     let (status, records, log) = agent.ended();
-    assert!(records.windows.len() >= 40);
-    assert!(log.contains("No space left"), "{log}");
+    assert!(status.success(), "{status}: {log}");
+    assert!(records.windows.len() >= 80);
+    assert!(log.contains("No space left") && log.contains("writing again"), "{log}");
     assert!(log.len() < 20_000, "a log that floods: {} bytes", log.len());
-    assert!(status.code().is_some(), "{status}: {log}");
+
+    let mut text = String::new();
+    file.read_to_string(&mut text).expect("text");
+    let lines: Vec<serde_json::Value> =
+        text.lines().map(|line| serde_json::from_str(line).expect("a whole line")).collect();
+    let rows = lines.iter().filter(|line| line["type"] == "usage").count();
+    let dropped = log.split("dropped=").skip(1);
+    let dropped: usize = dropped
+        .map(|rest| rest.split_whitespace().next().and_then(|n| n.parse().ok()).unwrap_or(0))
+        .sum();
+    println!("  {rows} rows are in the file, {dropped} were dropped");
+    assert!(dropped > 0 && text.ends_with('\n'));
+    assert_eq!(rows + dropped, records.usage.len(), "{log}");
+}
+
+/// Starts the agent with a disk of 4 MiB, of which so many bytes are taken. It is in a mount
+/// namespace of its own, and gone with the agent.
+fn on_a_tiny_disk(disk: &Path, taken: u32, config: &str) -> Agent {
+    let script = r#"mount -t tmpfs -o size=4m tiny "$1" &&
+        head -c "$2" /dev/zero > "$1/filler" && shift 2 && exec "$@""#;
+    Agent::start_with(config, |command| {
+        let mut wrapped = Command::new("unshare");
+        wrapped.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
+        wrapped.arg(disk).arg(taken.to_string());
+        wrapped.arg(command.get_program()).args(command.get_args());
+        wrapped.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        *command = wrapped;
+    })
+}
+
+/// The disk of a stored queue is full for a while: what comes meanwhile is lost, and told to the
+/// point; what it holds already and what comes later is delivered.
+fn full_disk_under_the_stored_queue() {
+    let stage = Stage::new();
+    let disk = stage.path().join("disk");
+    fs::create_dir(&disk).expect("a folder");
+    let truth = stage.path().join("out.json");
+    let mut receiver = receiver::Receiver::start(Duration::ZERO);
+    receiver.go();
+    let config = format!(
+        "sources: {{ebpf: {{window: 50ms}}}}\nprocessors: {{delta: {{}}}}\nexporters: {{stdout: \
+         {{format: json}}, file: {{path: {}, format: otlp_json}}, otlp_http: {{endpoint: '{}', \
+         encoding: json, compression: none, retry_on_failure: {{max_interval: 1s}}, \
+         sending_queue: {{storage: {}/q}}}}}}\nservice: {{pipelines: {{p: {{sources: [ebpf], \
+         processors: [delta], exporters: [stdout, file, otlp_http]}}}}}}\n",
+        truth.display(),
+        receiver.url(0),
+        disk.display()
+    );
+    let mut agent = on_a_tiny_disk(&disk, 0, &config);
+    agent.wait_windows(10);
+    let filler = format!("/proc/{}/root{}/filler", agent.pid(), disk.display());
+    let fill = Command::new("dd")
+        .args(["if=/dev/zero", "bs=4k", "status=none", &format!("of={filler}")])
+        .stderr(Stdio::null())
+        .status();
+    assert!(!fill.expect("dd").success(), "the disk is not full");
+    agent.wait_windows(60);
+    fs::remove_file(filler).expect("the file that takes the room");
+    receiver.come_back();
+    // The next write is tried after 5 s.
+    agent.wait_windows(120);
+    agent.signal(Signal::SIGTERM);
+    let (status, records, log) = agent.ended();
+    assert!(status.success(), "{status}: {log}");
+    assert!(records.windows.len() >= 190);
+    assert!(log.len() < 20_000, "a log that floods: {} bytes", log.len());
+
+    let text = fs::read_to_string(truth).expect("the file exporter's file");
+    let produced: BTreeSet<String> = text
+        .lines()
+        .flat_map(|line| receiver::points(&serde_json::from_str(line).expect("a request")))
+        .collect();
+    let got: BTreeSet<String> = receiver.got(0).into_iter().collect();
+    let lost: usize = log
+        .lines()
+        .filter(|line| line.contains("is lost"))
+        .filter_map(|line| {
+            line.split("points=").nth(1)?.split_whitespace().next()?.parse::<usize>().ok()
+        })
+        .sum();
+    println!("  {} of {} points arrived, {lost} were lost", got.len(), produced.len());
+    assert!(log.contains("cannot write to sending_queue::storage") && lost > 0, "{log}");
+    assert!(got.is_subset(&produced));
+    assert_eq!(got.len() + lost, produced.len(), "{log}");
 }
 
 /// Without a single descriptor to spare the windows go on.

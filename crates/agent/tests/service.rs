@@ -166,6 +166,30 @@ fn the_service_manager_is_told() {
     assert_eq!(agent.end().0, Some(0));
 }
 
+#[test]
+fn a_source_that_cannot_run_is_not_told_as_ready() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notify");
+    let socket = std::os::unix::net::UnixDatagram::bind(&path).unwrap();
+    socket.set_nonblocking(true).unwrap();
+    let file = ConfigFile::new(
+        "sources: { replay: { path: /nowhere/switches.jsonl } }
+processors: { delta: {} }
+exporters: { stdout: { format: json } }
+service: { pipelines: { a: { sources: [replay], processors: [delta], exporters: [stdout] } } }
+",
+    );
+    let mut command = binary::wattpipe();
+    command.arg("--config").arg(file.path()).env("NOTIFY_SOCKET", &path);
+    let (code, log) = Running::start(&mut command).end();
+    assert_eq!(code, Some(1), "{log}");
+    let mut buffer = [0; 512];
+    while let Ok(n) = socket.recv(&mut buffer) {
+        let told = String::from_utf8_lossy(&buffer[..n]);
+        assert!(!told.contains("READY"), "{told}");
+    }
+}
+
 /// The first request to this listener: its request line and its body's length.
 fn first_request(listener: &std::net::TcpListener) -> (String, usize) {
     use std::io::{BufRead, BufReader, Read, Write};

@@ -50,7 +50,7 @@ fn encoder() -> Encoder {
 }
 
 fn requests(encoder: &mut Encoder, batch: &UsageBatch) -> usize {
-    let mut requests = Requests::new(0, 3 << 20);
+    let mut requests = Requests::new(0, 3 << 20, u64::MAX);
     encoder.encode(batch, |metrics, points| requests.push(&metrics, points));
     requests.finish().iter().map(|r| r.body.len()).sum()
 }
@@ -70,7 +70,7 @@ fn otlp_encode_and_gzip(bencher: Bencher<'_, '_>) {
     let mut encoder = encoder();
     let batch = window(0);
     bencher.counter(ItemsCount::new(PROCESSES)).bench_local(|| {
-        let mut all = Requests::new(0, 3 << 20);
+        let mut all = Requests::new(0, 3 << 20, u64::MAX);
         encoder.encode(&batch, |metrics, points| all.push(&metrics, points));
         let mut size = 0;
         for request in all.finish() {

@@ -1,7 +1,7 @@
 //! kill -9 under load. A child process, this test binary itself, writes files and a stored queue
 //! as fast as it can until it is killed. Then: every line of every file but possibly the last
-//! parses, an appending start cuts that one off, and the queue delivers every window it had
-//! taken, at least once.
+//! parses, an appending start cuts that one off (a recording is begun anew), and the queue
+//! delivers every window it had taken, at least once.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod support;
@@ -9,7 +9,7 @@ mod support;
 use std::{
     collections::BTreeSet,
     fs::{self, OpenOptions},
-    io::Write,
+    io::{Read, Write},
     path::Path,
     process::{Command, Stdio},
     time::{Duration, Instant},
@@ -20,17 +20,34 @@ use wattpipe_exporters::{
     file::{Compression, FileConfig, FileExporter, Format},
     otlp::{OtlpGrpcConfig, OtlpGrpcExporter},
 };
-use wattpipe_pipeline::{Exporter, ExporterComponent, units::ConfigDuration};
+use wattpipe_pipeline::{
+    Batch, Exporter, ExporterComponent, recording::Record, testing::SwitchesBuilder,
+    units::ConfigDuration,
+};
 
 /// Where the child writes; unset in the parent.
 const DIRECTORY: &str = "WATTPIPE_TEST_KILL_DIRECTORY";
 
-const FILES: [(&str, Format, Compression); 4] = [
+const FILES: [(&str, Format, Compression); 6] = [
     ("out.jsonl", Format::Jsonl, Compression::None),
     ("out.jsonl.zst", Format::Jsonl, Compression::Zstd),
     ("out.csv", Format::Csv, Compression::None),
     ("out.json", Format::OtlpJson, Compression::None),
+    ("out.rec", Format::Recording, Compression::None),
+    ("out.rec.zst", Format::Recording, Compression::Zstd),
 ];
+
+/// What a file of this format takes.
+fn batch(format: Format, n: u64) -> Batch {
+    if format != Format::Recording {
+        return window(n, 200).batch();
+    }
+    let mut batch = SwitchesBuilder::new().topology(1);
+    for at in 0..2000 {
+        batch = batch.switch(n * 10_000 + at, 0, 0, 7);
+    }
+    batch.edge(n * 10_000 + 2000)
+}
 
 fn file(
     directory: &Path,
@@ -40,7 +57,7 @@ fn file(
         path: directory.join(name),
         format,
         compression,
-        append: true,
+        append: format != Format::Recording,
         flush_interval: ConfigDuration::from_millis(1),
         ..FileConfig::default()
     };
@@ -69,8 +86,8 @@ async fn child() {
     let mut taken =
         OpenOptions::new().create(true).append(true).open(directory.join("taken")).unwrap();
     for n in 0.. {
-        for file in &mut files {
-            file.export(window(n, 200).batch()).await.unwrap();
+        for (file, (_, format, _)) in files.iter_mut().zip(FILES) {
+            file.export(batch(format, n)).await.unwrap();
         }
         queue.export(window(n, 20).batch()).await.unwrap();
         writeln!(taken, "{n}").unwrap();
@@ -115,30 +132,41 @@ async fn check_files(directory: &Path) {
     for which in FILES {
         let (name, format, compression) = which;
         let path = directory.join(name);
-        if compression == Compression::None {
-            let text = fs::read_to_string(&path).unwrap();
-            let whole = &text[..text.rfind('\n').map_or(0, |at| at + 1)];
-            check_lines(whole, format);
+        let text = readable(&path, compression);
+        let whole = &text[..text.rfind('\n').map_or(0, |at| at + 1)];
+        assert!(!whole.is_empty(), "{name}");
+        check_lines(whole, format);
+        if format == Format::Recording {
+            continue;
         }
         // A start that appends cuts what is incomplete, and only that.
         let before = fs::metadata(&path).unwrap().len();
         let mut exporter = file(directory, which);
         exporter.start().await.unwrap();
         exporter.shutdown(Duration::from_secs(1)).await.unwrap();
-        let bytes = fs::read(&path).unwrap();
-        assert!(bytes.len() as u64 <= before && !bytes.is_empty());
-        let text = match compression {
-            Compression::None => bytes,
-            Compression::Zstd => zstd::decode_all(&bytes[..]).unwrap(),
-        };
-        let text = String::from_utf8(text).unwrap();
+        let after = fs::metadata(&path).unwrap().len();
+        assert!(after <= before && after > 0);
+        let text = readable(&path, compression);
         assert!(text.ends_with('\n'));
         check_lines(&text, format);
     }
 }
 
+/// A file's text, as far as it can be read.
+fn readable(path: &Path, compression: Compression) -> String {
+    let bytes = fs::read(path).unwrap();
+    if compression == Compression::None {
+        return String::from_utf8(bytes).unwrap();
+    }
+    let mut text = Vec::new();
+    let _ = zstd::Decoder::new(&bytes[..]).unwrap().read_to_end(&mut text);
+    String::from_utf8(text).unwrap()
+}
+
 fn check_lines(text: &str, format: Format) {
-    if format == Format::Csv {
+    if format == Format::Recording {
+        assert!(text.lines().all(|l| serde_json::from_str::<Record<'_>>(l).is_ok()));
+    } else if format == Format::Csv {
         let columns = text.lines().next().unwrap().split(',').count();
         assert!(text.lines().all(|l| l.split(',').count() == columns));
         assert_eq!(text.matches("start,end,record").count(), 1);

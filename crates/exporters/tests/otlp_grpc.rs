@@ -12,8 +12,9 @@ use opentelemetry_proto::tonic::collector::metrics::v1::{
 use prost::Message;
 use support::{Grpc, GrpcOptions, Inbox, certificates, context, ok, run, window};
 use tonic::{Code, Status, transport::ServerTlsConfig};
-use wattpipe_exporters::otlp::{
-    Compression, OtlpGrpcConfig, OtlpGrpcExporter, Temporality, TlsConfig,
+use wattpipe_exporters::{
+    otlp::{Compression, OtlpGrpcConfig, OtlpGrpcExporter, Temporality, TlsConfig},
+    queue::BatchConfig,
 };
 use wattpipe_pipeline::{
     BuildContext, Exporter, ExporterComponent,
@@ -150,6 +151,18 @@ async fn a_large_window_arrives_in_parts_below_the_receivers_limit() {
         inbox.requests.lock().unwrap().iter().map(Message::encoded_len).collect();
     assert!(sizes.len() > 1 && sizes.iter().all(|s| *s <= 3 << 20), "{sizes:?}");
     assert!((inbox.sum("process.cpu.time") - 2.5).abs() < 1e-9);
+}
+
+#[tokio::test]
+async fn batches_are_divided_at_their_largest_size() {
+    let inbox = Inbox::default();
+    let receiver = Grpc::start(inbox.clone(), GrpcOptions::default()).await;
+    let mut config = config(&receiver);
+    let batch = BatchConfig { min_size: 6, max_size: 6, ..BatchConfig::default() };
+    config.sending_queue.batch = Some(batch);
+    check(config, (60, 0, 0)).await;
+    let asked = *inbox.asked.lock().unwrap();
+    assert!(asked >= 10, "{asked} requests of at most 6 points for 60");
 }
 
 #[tokio::test]

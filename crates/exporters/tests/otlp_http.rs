@@ -23,8 +23,12 @@ use opentelemetry_proto::tonic::collector::metrics::v1::{
     ExportMetricsPartialSuccess, ExportMetricsServiceRequest, ExportMetricsServiceResponse,
 };
 use prost::Message;
-use support::{Inbox, context, run, window};
-use wattpipe_exporters::otlp::{Compression, Encoding, OtlpHttpConfig, OtlpHttpExporter};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use support::{Inbox, certificates, context, run, window};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use wattpipe_exporters::otlp::{
+    Compression, Encoding, OtlpHttpConfig, OtlpHttpExporter, TlsConfig,
+};
 use wattpipe_pipeline::{
     ExporterComponent,
     units::{ConfigDuration, Secret},
@@ -79,13 +83,55 @@ impl Receiver {
         receiver
     }
 
+    fn app(&self) -> Router {
+        let app = Router::new().route("/v1/metrics", post(take)).with_state(self.clone());
+        app.layer(axum::extract::DefaultBodyLimit::disable())
+    }
+
     async fn start(&self) -> SocketAddr {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
-        let app = Router::new().route("/v1/metrics", post(take)).with_state(self.clone());
-        let app = app.layer(axum::extract::DefaultBodyLimit::disable());
+        let (address, app) = (listener.local_addr().unwrap(), self.app());
         tokio::spawn(async move { axum::serve(listener, app).await });
         address
+    }
+
+    async fn start_tls(&self, (cert, key): &(String, String)) -> SocketAddr {
+        let chain = CertificateDer::from_pem_slice(cert.as_bytes()).unwrap();
+        let key = PrivateKeyDer::from_pem_slice(key.as_bytes()).unwrap();
+        let config = rustls::ServerConfig::builder_with_provider(Arc::new(
+            rustls::crypto::ring::default_provider(),
+        ));
+        let config = config.with_safe_default_protocol_versions().unwrap();
+        let config = config.with_no_client_auth().with_single_cert(vec![chain], key).unwrap();
+        let tcp = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, app) = (tcp.local_addr().unwrap(), self.app());
+        let listener = Tls { tcp, acceptor: Arc::new(config).into() };
+        tokio::spawn(async move { axum::serve(listener, app).await });
+        address
+    }
+}
+
+struct Tls {
+    tcp: tokio::net::TcpListener,
+    acceptor: TlsAcceptor,
+}
+
+impl axum::serve::Listener for Tls {
+    type Io = TlsStream<tokio::net::TcpStream>;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (Self::Io, SocketAddr) {
+        loop {
+            let (stream, address) = self.tcp.accept().await.unwrap();
+            // A client that does not trust it goes away here.
+            if let Ok(stream) = self.acceptor.accept(stream).await {
+                return (stream, address);
+            }
+        }
+    }
+
+    fn local_addr(&self) -> std::io::Result<SocketAddr> {
+        self.tcp.local_addr()
     }
 }
 
@@ -175,4 +221,29 @@ async fn a_request_that_is_too_large_is_divided() {
 async fn a_receiver_that_is_not_there_costs_what_it_would_have_got() {
     let receiver = Receiver::default();
     check(&receiver, |c| c.endpoint = "http://127.0.0.1:9".into(), (0, 60)).await;
+}
+
+#[tokio::test]
+async fn https_checks_whom_it_talks_to() {
+    let (good, other) = (certificates("localhost"), certificates("localhost"));
+    for (ca, expected) in [(&good.ca, (60, 0)), (&other.ca, (0, 60))] {
+        let receiver = Receiver::default();
+        let port = receiver.start_tls(&good.client).await.port();
+        let change = |c: &mut OtlpHttpConfig| {
+            c.endpoint = format!("https://localhost:{port}");
+            c.tls = Some(TlsConfig { ca_pem: Some(ca.clone()), ..TlsConfig::default() });
+        };
+        check(&receiver, change, expected).await;
+        assert_eq!(receiver.inbox.points().len() as u64, expected.0);
+    }
+}
+
+#[tokio::test]
+async fn a_date_to_retry_after_is_obeyed() {
+    let date = httpdate::fmt_http_date(std::time::SystemTime::now() + Duration::from_secs(2));
+    let receiver = Receiver::answering([(429, vec![("retry-after", date)], vec![])]);
+    let began = Instant::now();
+    check(&receiver, |_| {}, (60, 0)).await;
+    // A date has whole seconds.
+    assert!(began.elapsed() >= Duration::from_secs(1));
 }

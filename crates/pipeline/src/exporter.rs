@@ -1,6 +1,6 @@
 //! Exporters: where batches leave.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 
@@ -29,6 +29,9 @@ pub enum ExportError {
     Fatal(String),
 }
 
+/// Tells an exporter, whatever it is doing, that the end comes at this moment.
+pub type Closer = Box<dyn Fn(Instant) + Send + Sync>;
+
 /// The end of a pipeline.
 ///
 /// Lifecycle: built without touching the host; `start` once; then `export` for each batch, one at
@@ -43,6 +46,13 @@ pub trait Exporter: Send {
     /// Any error here fails the start of the agent.
     async fn start(&mut self) -> Result<(), ExportError> {
         Ok(())
+    }
+
+    /// Asked for once it has started, by an exporter whose `export` may wait: for a receiver, or for
+    /// space. Called when the end begins; from then on `export` comes back by the given moment and
+    /// counts what it could not place.
+    fn closer(&self) -> Option<Closer> {
+        None
     }
 
     /// Takes a batch. Returning `Ok` means sent, or held in a queue of the exporter's own.

@@ -14,6 +14,7 @@ use crate::{
     batch::BatchKind,
     exporter::{Exporter, ExporterComponent},
     identity::AttributeSet,
+    privileges::Privileges,
     processor::{Processor, ProcessorComponent},
     source::{Source, SourceComponent},
     telemetry::Telemetry,
@@ -101,6 +102,8 @@ pub struct BuildContext {
     /// All sources of its pipelines read recordings: nothing of this host is to be asked, not even
     /// in the background.
     pub replay: bool,
+    /// To be raised around a call that needs them, such as reading another user's `/proc/<pid>/exe`.
+    pub privileges: Privileges,
 }
 
 /// Validated configuration of one component, ready to build. Made by [`Entry::parse`] alone: the

@@ -155,6 +155,12 @@ impl SwitchesBuilder {
         self
     }
 
+    /// Of the host as it runs, not of a recording.
+    pub fn live(mut self) -> Self {
+        self.0.live = true;
+        self
+    }
+
     /// The batch, without an edge.
     pub fn build(self) -> Batch {
         Batch::Switches(Arc::new(self.0))

@@ -8,8 +8,6 @@
 #![expect(clippy::panic, reason = "a benchmark fails loudly")]
 
 use std::{
-    io::{Read, Write},
-    process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
@@ -19,7 +17,11 @@ use wattpipe_source::ebpf::{
     lab::{Loaded, Measured, Subject, statistics, thread_cpu},
 };
 
-const ECHO: &str = "--echo";
+#[path = "support/pipes.rs"]
+#[allow(missing_docs, unreachable_pub, reason = "both benchmarks are programs of their own")]
+mod pipes;
+
+use pipes::{ECHO, echo, ping_pong};
 
 fn probe(attach: Attach, clock: Clock, counter: bool, batch_events: u32) -> Subject {
     Subject::Probe { attach, clock, counter, batch_events }
@@ -133,31 +135,4 @@ fn run(subject: Subject, trips: u64) -> (Measured, u64) {
         reader.join().unwrap()
     });
     (loaded.measured(), cpu)
-}
-
-fn ping_pong(trips: u64) {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .arg(ECHO)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let (mut to, mut from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-    let mut byte = [7];
-    for _ in 0..trips {
-        to.write_all(&byte).unwrap();
-        from.read_exact(&mut byte).unwrap();
-    }
-    drop(to);
-    child.wait().unwrap();
-}
-
-fn echo() {
-    // Straight to the pipes, without the buffer of `Stdout`.
-    let (mut from, mut to) = (std::io::stdin().lock(), std::fs::File::options());
-    let mut to = to.write(true).open("/proc/self/fd/1").unwrap();
-    let mut byte = [0];
-    while from.read_exact(&mut byte).is_ok() {
-        to.write_all(&byte).unwrap();
-    }
 }

@@ -9,7 +9,6 @@
 
 use std::{
     fs,
-    io::{Read, Write},
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -18,7 +17,11 @@ use std::{
 
 use wattpipe_source::ebpf::lab::{Loaded, Subject};
 
-const ECHO: &str = "--echo";
+#[path = "support/pipes.rs"]
+#[allow(missing_docs, unreachable_pub, reason = "both benchmarks are programs of their own")]
+mod pipes;
+
+use pipes::{ECHO, echo, ping_pong};
 
 /// What runs beside the load.
 #[derive(Clone, Copy, PartialEq)]
@@ -187,33 +190,6 @@ fn pairs(count: usize, trips: u64) -> Duration {
         }
     });
     begun.elapsed()
-}
-
-fn ping_pong(trips: u64) {
-    let mut child = Command::new(std::env::current_exe().unwrap())
-        .arg(ECHO)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let (mut to, mut from) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-    let mut byte = [7];
-    for _ in 0..trips {
-        to.write_all(&byte).unwrap();
-        from.read_exact(&mut byte).unwrap();
-    }
-    drop(to);
-    child.wait().unwrap();
-}
-
-fn echo() {
-    // Straight to the pipes, without the buffer of `Stdout`.
-    let (mut from, mut to) = (std::io::stdin().lock(), fs::File::options());
-    let mut to = to.write(true).open("/proc/self/fd/1").unwrap();
-    let mut byte = [0];
-    while from.read_exact(&mut byte).is_ok() {
-        to.write_all(&byte).unwrap();
-    }
 }
 
 /// A thread that wants to wake every millisecond, as real-time loops do: by how many microseconds it

@@ -8,6 +8,7 @@ pub mod meter;
 pub mod procfs;
 pub mod replay;
 
+pub use ebpf::sys::share_heaps;
 use wattpipe_pipeline::registry::SourceEntry;
 
 /// Every source of this crate.

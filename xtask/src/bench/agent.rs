@@ -13,15 +13,31 @@ use std::{
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
-/// Wakes twice a second, so that every window has a row for it, until it is killed.
-pub(super) fn sleeper() -> ! {
+use crate::process::resident;
+
+/// Wakes at intervals, until it is killed.
+pub(super) fn sleeper(every: Duration) -> ! {
     loop {
-        thread::sleep(Duration::from_millis(500));
+        thread::sleep(every);
     }
 }
 
+/// So many of them.
+pub(super) fn sleepers(processes: usize, every_ms: u64) -> Result<Vec<Killed>> {
+    let own = std::env::current_exe()?;
+    let start = |_| {
+        let child = Command::new(&own)
+            .args(["bench", "--sleeper", &every_ms.to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .spawn();
+        Ok(Killed(child.context("starting one of many processes")?))
+    };
+    (0..processes).map(start).collect()
+}
+
 /// A child that does not outlive us.
-struct Killed(Child);
+pub(super) struct Killed(pub(super) Child);
 
 impl Drop for Killed {
     fn drop(&mut self) {
@@ -47,17 +63,8 @@ pub(super) fn measure(agent: &Path) -> Result<Value> {
 
 /// Resident memory with that many processes that all run in every window.
 fn memory_among(agent: &Path, processes: usize) -> Result<Value> {
-    let own = std::env::current_exe()?;
-    let mut sleepers = Vec::new();
-    for _ in 0..processes {
-        let child = Command::new(&own)
-            .args(["bench", "--sleeper"])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .spawn()
-            .context("starting one of many processes")?;
-        sleepers.push(Killed(child));
-    }
+    // Twice in every window.
+    let _sleepers = sleepers(processes, 500)?;
     let agent = Killed(Command::new(agent).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?);
     // Long enough for the background look-ups to have gone through all of them.
     thread::sleep(Duration::from_secs(20));
@@ -67,22 +74,6 @@ fn memory_among(agent: &Path, processes: usize) -> Result<Value> {
         "rss_mib": all as f64 / 1024.0,
         "rss_without_bpf_maps_mib": (all - maps) as f64 / 1024.0,
     }))
-}
-
-/// KiB resident, and those of them that are mapped BPF maps (the ring is mapped twice).
-fn resident(pid: u32) -> Result<(u64, u64)> {
-    let smaps = fs::read_to_string(format!("/proc/{pid}/smaps")).context("the agent has ended")?;
-    let (mut all, mut maps, mut is_map) = (0, 0, false);
-    for line in smaps.lines() {
-        if let Some(rest) = line.strip_prefix("Rss:") {
-            let kib: u64 = rest.trim().trim_end_matches(" kB").parse()?;
-            all += kib;
-            maps += if is_map { kib } else { 0 };
-        } else if !line.split(' ').next().is_some_and(|word| word.ends_with(':')) {
-            is_map = line.contains("bpf-map");
-        }
-    }
-    Ok((all, maps))
 }
 
 /// Milliseconds from the agent's start to its first record, less its window.

@@ -5,14 +5,20 @@
 //! | `stages` | switches from memory through `delta` and through the whole chain, scaling | no |
 //! | `probe` | ns a run of the kernel programs (`bench-probe`) | yes |
 //! | `whole` | wall time of a machine full of switches, and wakeup latency, with and without | yes |
+//! | `load` | CPU time, memory and series of the agent under five loads | yes |
 //! | `agent` | memory at 500 and 10,000 processes, binary, time to the first record | yes |
 //!
 //! Results are kept as JSON in `target/bench`, one file a part; `docs/performance.md` shows them.
 
 mod agent;
+mod load;
 mod page;
 
-use std::{fs, path::PathBuf};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use clap::{Args as ClapArgs, ValueEnum};
@@ -26,6 +32,7 @@ enum Part {
     Stages,
     Probe,
     Whole,
+    Load,
     Agent,
 }
 
@@ -41,12 +48,15 @@ pub(crate) struct Args {
     /// Only write the page, from the results there are.
     #[arg(long)]
     page: bool,
-    /// Measure the agent, as root (used by the task itself).
+    /// Measure the agent's size, as root (used by the task itself).
     #[arg(long, hide = true)]
     measure_agent: Option<PathBuf>,
-    /// Be one of many processes that wake twice a second (used by the task itself).
+    /// Measure the agent under load, as root (used by the task itself).
     #[arg(long, hide = true)]
-    sleeper: bool,
+    measure_load: Option<PathBuf>,
+    /// Be one of many processes that wake after so many milliseconds (used by the task itself).
+    #[arg(long, hide = true)]
+    sleeper: Option<u64>,
 }
 
 fn results() -> Result<PathBuf> {
@@ -56,17 +66,21 @@ fn results() -> Result<PathBuf> {
 }
 
 pub(crate) fn bench(args: &Args) -> Result<()> {
-    if args.sleeper {
-        agent::sleeper();
+    if let Some(every) = args.sleeper {
+        agent::sleeper(Duration::from_millis(every));
     }
     if let Some(path) = &args.measure_agent {
         println!("{}", agent::measure(path)?);
         return Ok(());
     }
+    if let Some(path) = &args.measure_load {
+        println!("{}", load::measure(path)?);
+        return Ok(());
+    }
     let dir = results()?;
     if !args.page {
         process::run(&mut cargo(&["build", "--release", "--package", "wattpipe-agent"]))?;
-        for part in [Part::Stages, Part::Probe, Part::Whole, Part::Agent] {
+        for part in [Part::Stages, Part::Probe, Part::Whole, Part::Load, Part::Agent] {
             if !args.only.is_empty() && !args.only.contains(&part) {
                 continue;
             }
@@ -98,12 +112,16 @@ fn measure(part: Part, args: &Args) -> Result<Value> {
                 output(as_root(bench).arg("--agent").arg(agent).args(["--rounds", &rounds]))?;
             Ok(serde_json::from_str(text.trim())?)
         }
-        Part::Agent => {
-            let mut again = as_root(std::env::current_exe()?);
-            let text = output(again.args(["bench", "--measure-agent"]).arg(agent))?;
-            Ok(serde_json::from_str(text.trim())?)
-        }
+        Part::Load => again_as_root("--measure-load", &agent),
+        Part::Agent => again_as_root("--measure-agent", &agent),
     }
+}
+
+/// This program once more, as root; it prints JSON.
+fn again_as_root(option: &str, agent: &Path) -> Result<Value> {
+    let mut again = as_root(std::env::current_exe()?);
+    let text = output(again.args(["bench", option]).arg(agent))?;
+    Ok(serde_json::from_str(text.trim())?)
 }
 
 /// `delta` alone prints a table of its own; the chain prints JSON lines.

@@ -16,8 +16,8 @@ pub(super) fn write(root: &Path, results: &Path) -> Result<()> {
     let (_, tail) = rest.split_once(END).context("docs/performance.md lost its end mark")?;
     let mut out = String::new();
     type Section = fn(&Value, &mut String);
-    let sections: [(&str, Section); 4] =
-        [("probe", probe), ("whole", whole), ("stages", stages), ("agent", agent)];
+    let sections: [(&str, Section); 5] =
+        [("probe", probe), ("whole", whole), ("stages", stages), ("load", load), ("agent", agent)];
     for (name, section) in sections {
         match fs::read(results.join(format!("{name}.json"))) {
             Ok(bytes) => section(&serde_json::from_slice(&bytes)?, &mut out),
@@ -131,6 +131,28 @@ fn stages(value: &Value, out: &mut String) {
             row["switches_per_second"],
             number(&row["us_per_window"]),
             1e3 / ns
+        );
+    }
+}
+
+fn load(value: &Value, out: &mut String) {
+    let _ = writeln!(
+        out,
+        "\n### The agent under load\n\n| load beside what ran | window | switches/s | agent, % of one \
+         CPU | resident MiB | series | page KiB | lost |\n|---|---|---|---|---|---|---|---|"
+    );
+    for row in rows(value) {
+        let _ = writeln!(
+            out,
+            "| {} | {} | {:.0} | {:.2} | {:.0} | {} | {:.0} | {} |",
+            text(&row["load"]),
+            text(&row["window"]),
+            number(&row["switches_per_second"]),
+            number(&row["cpu_percent"]),
+            number(&row["rss_mib"]),
+            row["series"],
+            number(&row["page_kib"]),
+            row["lost"]
         );
     }
 }

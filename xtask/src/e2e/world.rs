@@ -56,12 +56,12 @@ impl Drop for Program {
 }
 
 /// A port nobody listens on.
-pub(super) fn port() -> Result<u16> {
+pub(crate) fn port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
 }
 
 /// Waits until somebody listens.
-pub(super) fn wait_for(port: u16, patience: Duration) -> Result<()> {
+pub(crate) fn wait_for(port: u16, patience: Duration) -> Result<()> {
     let until = Instant::now() + patience;
     while TcpStream::connect(("127.0.0.1", port)).is_err() {
         ensure!(Instant::now() < until, "nobody listens on port {port}; see the logs");
@@ -71,7 +71,7 @@ pub(super) fn wait_for(port: u16, patience: Duration) -> Result<()> {
 }
 
 /// The body of a page.
-pub(super) fn get(port: u16, path: &str, accept: &str) -> Result<String> {
+pub(crate) fn get(port: u16, path: &str, accept: &str) -> Result<String> {
     let mut stream = TcpStream::connect(("127.0.0.1", port))?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     // HTTP/1.0: the answer ends with the connection and comes in one piece.

@@ -10,9 +10,12 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
+use crate::process;
+
 /// What a process used at a moment.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sample {
+    /// Without the mapped BPF maps: each reload begins with an untouched ring, which fills.
     rss_kib: u64,
     fds: usize,
     threads: usize,
@@ -21,9 +24,8 @@ pub(super) struct Sample {
 
 pub(super) fn sample(pid: u32) -> Result<Sample> {
     let proc = PathBuf::from(format!("/proc/{pid}"));
-    let status = fs::read_to_string(proc.join("status"))?;
-    let rss = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let rss_kib = rss.context("no VmRSS")?.trim().trim_end_matches(" kB").parse()?;
+    let (all, maps) = process::resident(pid)?;
+    let rss_kib = all - maps;
     let fds = fs::read_dir(proc.join("fd"))?.count();
     let (mut threads, mut cpu_ns) = (0, 0);
     for task in fs::read_dir(proc.join("task"))?.flatten() {

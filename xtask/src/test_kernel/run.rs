@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs,
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Write as _},
     path::Path,
     process::{Command, Stdio},
     sync::mpsc,
@@ -17,14 +17,56 @@ use serde::{Deserialize, Serialize};
 use super::{Kernel, build::Programs, cpio::Archive, fetch, module};
 
 /// No guest takes longer than this, unless it hangs.
-const PATIENCE: Duration = Duration::from_secs(900);
+const PATIENCE: Duration = Duration::from_secs(2400);
 
 /// What became of a test in a guest.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(super) struct Cell {
     pub(super) passed: bool,
     /// The line that says most.
     pub(super) note: String,
+    /// What QEMU had of this machine meanwhile: a failure of a starved guest may mean nothing.
+    #[serde(default)]
+    pub(super) host: Share,
+}
+
+/// Seconds of CPU that a process had, and that its threads waited for one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub(super) struct Share {
+    pub(super) ran: f64,
+    pub(super) waited: f64,
+}
+
+impl Share {
+    /// Of a process by now; nothing when it has ended.
+    fn of(pid: u32) -> Self {
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        tasks.fold(Self::default(), |sum, task| {
+            let text = fs::read_to_string(task.path().join("schedstat")).unwrap_or_default();
+            let mut seconds =
+                text.split(' ').map(|field| field.parse::<f64>().unwrap_or(0.0) / 1e9);
+            Self {
+                ran: sum.ran + seconds.next().unwrap_or(0.0),
+                waited: sum.waited + seconds.next().unwrap_or(0.0),
+            }
+        })
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self { ran: self.ran - before.ran, waited: self.waited - before.waited }
+    }
+}
+
+impl std::fmt::Display for Share {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "QEMU ran {:.0} s and waited {:.0} s for a CPU", self.ran, self.waited)
+    }
+}
+
+/// A line of the serial console, and QEMU's share when it came.
+struct Line {
+    text: String,
+    host: Share,
 }
 
 /// What a kernel did.
@@ -40,7 +82,7 @@ pub(super) struct Outcome {
 impl Outcome {
     /// A kernel that could not be fetched, booted, or brought to its end.
     pub(super) fn broken(kernel: &Kernel, error: &anyhow::Error) -> Self {
-        let cell = Cell { passed: false, note: format!("{error:#}") };
+        let cell = Cell { note: format!("{error:#}"), ..Cell::default() };
         Self {
             name: kernel.name(),
             release: "did not run".to_owned(),
@@ -53,7 +95,7 @@ impl Outcome {
     pub(super) fn print(&self) {
         println!("{} ({}), {} s", self.name, self.release, self.seconds);
         for (test, cell) in &self.cells {
-            println!("  {test}: {}", if cell.passed { "ok" } else { &cell.note });
+            println!("  {test}: {} ({})", if cell.passed { "ok" } else { &cell.note }, cell.host);
         }
     }
 
@@ -84,9 +126,10 @@ pub(super) fn one(kernel: &Kernel, programs: &Programs, cache: &Path) -> Result<
     if cells.is_empty() {
         bail!("no test of the guest came to its end; see {}.log in the cache", kernel.name());
     }
-    let done = lines.iter().any(|line| line.contains("GUEST DONE"));
-    let note = if done { "" } else { "the guest did not come to its end" };
-    cells.insert("boot".to_owned(), Cell { passed: done, note: note.to_owned() });
+    let done = lines.iter().any(|line| line.text.contains("GUEST DONE"));
+    let host = lines.last().map(|line| line.host).unwrap_or_default();
+    let note = if done { host.to_string() } else { "the guest did not come to its end".to_owned() };
+    cells.insert("boot".to_owned(), Cell { passed: done, note, host });
     let date = crate::process::output(Command::new("date").args(["-u", "+%F"]))?;
     Ok(Outcome {
         name: kernel.name(),
@@ -123,8 +166,8 @@ fn ram_disk(
     Ok(disk.finish())
 }
 
-/// Boots, and returns what came over the serial line.
-fn boot(kernel: &Kernel, image: &Path, disk: &Path, log: &Path) -> Result<Vec<String>> {
+/// Boots, and returns what came over the serial line; it stands in the log as soon as it comes.
+fn boot(kernel: &Kernel, image: &Path, disk: &Path, log: &Path) -> Result<Vec<Line>> {
     let arch = kernel.arch;
     let mut guest = Command::new(arch.qemu)
         .args(arch.machine)
@@ -140,13 +183,16 @@ fn boot(kernel: &Kernel, image: &Path, disk: &Path, log: &Path) -> Result<Vec<St
         .spawn()
         .with_context(|| format!("starting {}", arch.qemu))?;
     let output = guest.stdout.take().context("no output")?;
+    let mut log = fs::File::create(log)?;
+    let pid = guest.id();
     let (send, receive) = mpsc::channel();
     thread::spawn(move || {
         let mut output = BufReader::new(output);
         let mut line = Vec::new();
         while matches!(output.read_until(b'\n', &mut line), Ok(n) if n > 0) {
             let text = String::from_utf8_lossy(&line).trim_end().to_owned();
-            if send.send(text).is_err() {
+            let _ = writeln!(log, "{text}");
+            if send.send(Line { text, host: Share::of(pid) }).is_err() {
                 return;
             }
             line.clear();
@@ -159,22 +205,24 @@ fn boot(kernel: &Kernel, image: &Path, disk: &Path, log: &Path) -> Result<Vec<St
     }
     let _ = guest.kill();
     guest.wait()?;
-    fs::write(log, lines.join("\n"))?;
     Ok(lines)
 }
 
 /// Reads `CELL name ok` and `CELL name failed`; the note is what the test printed that tells most.
-fn cells(lines: &[String]) -> BTreeMap<String, Cell> {
+fn cells(lines: &[Line]) -> BTreeMap<String, Cell> {
     let mut cells = BTreeMap::new();
     let mut since: Vec<&str> = Vec::new();
+    let mut before = Share::default();
     for line in lines {
-        if let Some(rest) = line.trim().strip_prefix("CELL ") {
+        if let Some(rest) = line.text.trim().strip_prefix("CELL ") {
             let (name, outcome) = rest.rsplit_once(' ').unwrap_or((rest, "failed"));
             let passed = outcome == "ok";
-            cells.insert(name.to_owned(), Cell { passed, note: note(&since, passed) });
+            let cell = Cell { passed, note: note(&since, passed), host: line.host.since(before) };
+            cells.insert(name.to_owned(), cell);
             since.clear();
+            before = line.host;
         } else {
-            since.push(line);
+            since.push(&line.text);
         }
     }
     cells
@@ -199,13 +247,21 @@ mod tests {
     fn what_the_guest_says_becomes_cells() {
         let text =
             "boot\nCELL a ok\n  1.0 GHz\nCELL b c ok\nthread panicked at x\nwhy\nCELL d failed";
-        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        let lines: Vec<Line> = text
+            .lines()
+            .zip(1_u32..)
+            .map(|(text, n)| Line {
+                text: text.to_owned(),
+                host: Share { ran: f64::from(n), waited: 0.0 },
+            })
+            .collect();
         let cells = cells(&lines);
-        let check = |name: &str, passed, note: &str| {
-            assert_eq!(cells[name], Cell { passed, note: note.to_owned() });
+        let check = |name: &str, passed, note: &str, ran| {
+            let host = Share { ran, waited: 0.0 };
+            assert_eq!(cells[name], Cell { passed, note: note.to_owned(), host });
         };
-        check("a", true, "");
-        check("b c", true, "1.0 GHz");
-        check("d", false, "why");
+        check("a", true, "", 2.0);
+        check("b c", true, "1.0 GHz", 2.0);
+        check("d", false, "why", 3.0);
     }
 }

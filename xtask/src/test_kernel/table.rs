@@ -22,6 +22,7 @@ const ROWS: &[&str] = &[
     "probe",
     "windows",
     "cycles",
+    "cycles_after_hotplug",
     "no_cycles",
     "hotplug",
     "stopped_reader",
@@ -78,7 +79,8 @@ fn render(outcomes: &BTreeMap<String, Outcome>) -> String {
                     "ok".to_owned()
                 }
                 Some(Some(cell)) => {
-                    notes.push(format!("- **{name}, {}**: {}", row.replace('_', " "), cell.note));
+                    let row = row.replace('_', " ");
+                    notes.push(format!("- **{name}, {row}**: {} ({})", cell.note, cell.host));
                     "**fails**".to_owned()
                 }
             };

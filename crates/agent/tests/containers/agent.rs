@@ -91,7 +91,7 @@ impl Agent {
         self.dir.path().join(name)
     }
 
-    fn wait_windows(&self, more: usize) {
+    pub(crate) fn wait_windows(&self, more: usize) {
         let count = || {
             let text = fs::read_to_string(self.path("out")).unwrap_or_default();
             text.lines().filter(|l| l.starts_with("{\"type\":\"window\"")).count()

@@ -1,7 +1,8 @@
 //! The configuration of `otlp_grpc` and `otlp_http`.
 
-use std::{collections::BTreeMap, path::PathBuf};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
+use http::{HeaderMap, HeaderName, HeaderValue};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use wattpipe_pipeline::{
@@ -9,12 +10,14 @@ use wattpipe_pipeline::{
     units::{ConfigDuration, ConfigSize, Secret},
 };
 
-use super::env;
+use super::{encode::EncoderOptions, env, exporter::Protocol};
 use crate::{
-    queue::{QueueConfig, RetryConfig, config as queue_config},
+    queue::{QueueConfig, QueueOptions, RetryConfig, Transport, config as queue_config},
     semconv::Level,
 };
 
+/// How the agent introduces itself.
+pub(super) const USER_AGENT: &str = concat!("wattpipe/", env!("CARGO_PKG_VERSION"));
 /// Below the 4 MiB that receivers take by default.
 pub(crate) const MAX_REQUEST_SIZE: ConfigSize = ConfigSize::mib(3);
 /// Series per level, as in OpenTelemetry's SDKs.
@@ -123,168 +126,217 @@ impl Default for TlsConfig {
     }
 }
 
-/// Configuration of `otlp_grpc`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct OtlpGrpcConfig {
+/// A configuration of an OTLP exporter: the keys that all have stand here once, since serde cannot
+/// flatten a block of them and refuse unknown keys at the same time. The transport's module has a
+/// `target` that says what is wrong with the endpoint, and a `transport` that connects.
+macro_rules! otlp_config {
+    (
+        $(#[$doc:meta])* $config:ident: $name:literal, $alias:literal, $line:literal,
+        $module:ident, $endpoints:ident
+        $(#[$endpoint_doc:meta])* endpoint: $endpoint:literal,
+        own: { $($(#[$own_doc:meta])* $own:ident: $own_type:ty,)* }
+        $(#[$tls_doc:meta])* tls,
+        timeout: $timeout:literal
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+        #[serde(default, deny_unknown_fields)]
+        pub struct $config {
+            $(#[$endpoint_doc])*
+            pub endpoint: String,
+            $($(#[$own_doc])* pub $own: $own_type,)*
+            $(#[$tls_doc])*
+            pub tls: Option<TlsConfig>,
+            /// Sent with every request.
+            pub headers: BTreeMap<String, Secret>,
+            /// `gzip`, `zstd` or `none`.
+            pub compression: Compression,
+            /// For each attempt; 0: no limit.
+            pub timeout: ConfigDuration,
+            /// What is done when a request fails in a way that may pass.
+            pub retry_on_failure: RetryConfig,
+            /// Requests that wait for the receiver.
+            pub sending_queue: QueueConfig,
+            /// `cumulative` or `delta`.
+            pub temporality: Temporality,
+            /// Levels that have series.
+            pub levels: Vec<Level>,
+            /// Workloads per level that have series of their own; the rest shares an overflow series.
+            pub max_series: usize,
+            /// Copy resource attributes onto the points, for receivers that drop resources.
+            pub resource_to_telemetry_conversion: bool,
+            /// Encoded requests stay below this.
+            pub max_request_size: ConfigSize,
+        }
+
+        impl Default for $config {
+            fn default() -> Self {
+                Self::with_env(env::Defaults::read(env::process))
+            }
+        }
+
+        impl $config {
+            pub(super) fn with_env(env: env::Defaults) -> Self {
+                let mut config = Self {
+                    endpoint: $endpoint.to_owned(),
+                    $($own: Default::default(),)*
+                    tls: env.tls(),
+                    headers: env.headers.clone(),
+                    compression: env.compression.unwrap_or_default(),
+                    timeout: env.timeout.unwrap_or(ConfigDuration::from_secs($timeout)),
+                    retry_on_failure: RetryConfig::default(),
+                    sending_queue: QueueConfig::default(),
+                    temporality: Temporality::Cumulative,
+                    levels: default_levels(),
+                    max_series: MAX_SERIES,
+                    resource_to_telemetry_conversion: false,
+                    max_request_size: MAX_REQUEST_SIZE,
+                };
+                env.$endpoints(&mut config);
+                config
+            }
+        }
+
+        impl Protocol for $config {
+            const NAME: &'static str = $name;
+            const ALIASES: &'static [&'static str] = &[$alias];
+            const DOC: &'static str = $line;
+
+            fn shared(&self) -> Shared<'_> {
+                Shared {
+                    tls: self.tls.as_ref(),
+                    headers: &self.headers,
+                    timeout: self.timeout,
+                    retry: &self.retry_on_failure,
+                    queue: &self.sending_queue,
+                    temporality: self.temporality,
+                    levels: &self.levels,
+                    max_series: self.max_series,
+                    conversion: self.resource_to_telemetry_conversion,
+                    max_request_size: self.max_request_size,
+                }
+            }
+
+            fn transport(&self) -> Result<Arc<dyn Transport>, String> {
+                super::$module::transport(self)
+            }
+        }
+
+        impl Config for $config {
+            fn check(&self) -> Vec<ConfigProblem> {
+                let mut problems = self.shared().check();
+                problems.extend(super::$module::target(self).err());
+                problems
+            }
+        }
+    };
+}
+
+otlp_config! {
+    /// Configuration of `otlp_grpc`.
+    OtlpGrpcConfig: "otlp_grpc", "otlp", "Sends OTLP metrics over gRPC.",
+    grpc, grpc_endpoint
     /// The receiver: `host:port`, or a URL whose scheme tells plain text (`http`) from TLS.
-    pub endpoint: String,
+    endpoint: "localhost:4317",
+    own: {}
     /// How the connection is secured; `null`: TLS, but for a loopback endpoint without a scheme.
-    pub tls: Option<TlsConfig>,
-    /// Sent with every request.
-    pub headers: BTreeMap<String, Secret>,
-    /// `gzip`, `zstd` or `none`.
-    pub compression: Compression,
-    /// For each attempt.
-    pub timeout: ConfigDuration,
-    /// What is done when a request fails in a way that may pass.
-    pub retry_on_failure: RetryConfig,
-    /// Requests that wait for the receiver.
-    pub sending_queue: QueueConfig,
-    /// `cumulative` or `delta`.
-    pub temporality: Temporality,
-    /// Levels that have series.
-    pub levels: Vec<Level>,
-    /// Workloads per level that have series of their own; the rest shares an overflow series.
-    pub max_series: usize,
-    /// Copy resource attributes onto the points, for receivers that drop resources.
-    pub resource_to_telemetry_conversion: bool,
-    /// Encoded requests stay below this.
-    pub max_request_size: ConfigSize,
+    tls,
+    timeout: 5
 }
 
-/// Configuration of `otlp_http`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct OtlpHttpConfig {
+otlp_config! {
+    /// Configuration of `otlp_http`.
+    OtlpHttpConfig: "otlp_http", "otlphttp", "Sends OTLP metrics over HTTP, as protobuf or JSON.",
+    http, http_endpoints
     /// Base URL of the receiver; `/v1/metrics` is appended.
-    pub endpoint: String,
-    /// Full URL, instead of `endpoint`.
-    pub metrics_endpoint: Option<String>,
-    /// `proto` or `json`.
-    pub encoding: Encoding,
+    endpoint: "http://localhost:4318",
+    own: {
+        /// Full URL, instead of `endpoint`.
+        metrics_endpoint: Option<String>,
+        /// `proto` or `json`.
+        encoding: Encoding,
+    }
     /// How an `https` connection is secured.
-    pub tls: Option<TlsConfig>,
-    /// Sent with every request.
-    pub headers: BTreeMap<String, Secret>,
-    /// `gzip`, `zstd` or `none`.
-    pub compression: Compression,
-    /// For each attempt.
-    pub timeout: ConfigDuration,
-    /// What is done when a request fails in a way that may pass.
-    pub retry_on_failure: RetryConfig,
-    /// Requests that wait for the receiver.
-    pub sending_queue: QueueConfig,
-    /// `cumulative` or `delta`.
-    pub temporality: Temporality,
-    /// Levels that have series.
-    pub levels: Vec<Level>,
-    /// Workloads per level that have series of their own; the rest shares an overflow series.
-    pub max_series: usize,
-    /// Copy resource attributes onto the points, for receivers that drop resources.
-    pub resource_to_telemetry_conversion: bool,
-    /// Encoded requests stay below this.
-    pub max_request_size: ConfigSize,
+    tls,
+    timeout: 30
 }
 
-impl Default for OtlpGrpcConfig {
-    fn default() -> Self {
-        let mut config = Self {
-            endpoint: "localhost:4317".to_owned(),
-            tls: None,
-            headers: BTreeMap::new(),
-            compression: Compression::Gzip,
-            timeout: ConfigDuration::from_secs(5),
-            retry_on_failure: RetryConfig::default(),
-            sending_queue: QueueConfig::default(),
-            temporality: Temporality::Cumulative,
-            levels: default_levels(),
-            max_series: MAX_SERIES,
-            resource_to_telemetry_conversion: false,
-            max_request_size: MAX_REQUEST_SIZE,
-        };
-        env::Defaults::read(env::process).apply_grpc(&mut config);
-        config
-    }
-}
-
-impl Default for OtlpHttpConfig {
-    fn default() -> Self {
-        let mut config = Self {
-            endpoint: "http://localhost:4318".to_owned(),
-            metrics_endpoint: None,
-            encoding: Encoding::Proto,
-            tls: None,
-            headers: BTreeMap::new(),
-            compression: Compression::Gzip,
-            timeout: ConfigDuration::from_secs(30),
-            retry_on_failure: RetryConfig::default(),
-            sending_queue: QueueConfig::default(),
-            temporality: Temporality::Cumulative,
-            levels: default_levels(),
-            max_series: MAX_SERIES,
-            resource_to_telemetry_conversion: false,
-            max_request_size: MAX_REQUEST_SIZE,
-        };
-        env::Defaults::read(env::process).apply_http(&mut config);
-        config
-    }
-}
-
-impl Config for OtlpGrpcConfig {
-    fn check(&self) -> Vec<ConfigProblem> {
-        let mut problems = queue_config::check(&self.retry_on_failure, &self.sending_queue);
-        if let Err(e) = super::grpc::target(self) {
-            problems.push(ConfigProblem::at("endpoint", e));
-        }
-        check_common(&mut problems, &self.tls, &self.headers, self.timeout);
-        check_series(&mut problems, &self.levels, self.max_series, self.max_request_size);
-        problems
-    }
-}
-
-impl Config for OtlpHttpConfig {
-    fn check(&self) -> Vec<ConfigProblem> {
-        let mut problems = queue_config::check(&self.retry_on_failure, &self.sending_queue);
-        if let Err(e) = super::http::target(self) {
-            let key = if self.metrics_endpoint.is_some() { "metrics_endpoint" } else { "endpoint" };
-            problems.push(ConfigProblem::at(key, e));
-        }
-        check_common(&mut problems, &self.tls, &self.headers, self.timeout);
-        check_series(&mut problems, &self.levels, self.max_series, self.max_request_size);
-        problems
-    }
-}
-
-fn check_common(
-    problems: &mut Vec<ConfigProblem>,
-    tls: &Option<TlsConfig>,
-    headers: &BTreeMap<String, Secret>,
+/// The keys that both configurations have.
+#[derive(Clone, Copy, Debug)]
+pub struct Shared<'a> {
+    tls: Option<&'a TlsConfig>,
+    headers: &'a BTreeMap<String, Secret>,
     timeout: ConfigDuration,
-) {
-    for (name, value) in headers {
-        let at = format!("headers.{name}");
-        if name.parse::<http::HeaderName>().is_err() {
-            problems.push(ConfigProblem::at(&at, "not a valid header name"));
-        } else if http::HeaderValue::from_str(value.expose()).is_err() {
-            problems.push(ConfigProblem::at(&at, "the value is not valid in a header"));
+    retry: &'a RetryConfig,
+    queue: &'a QueueConfig,
+    temporality: Temporality,
+    levels: &'a [Level],
+    max_series: usize,
+    conversion: bool,
+    max_request_size: ConfigSize,
+}
+
+impl Shared<'_> {
+    pub(super) fn encoder(&self) -> EncoderOptions {
+        EncoderOptions {
+            temporality: self.temporality,
+            levels: self.levels.to_vec(),
+            max_series: self.max_series,
+            resource_to_telemetry_conversion: self.conversion,
         }
     }
-    if timeout.0.is_zero() {
-        problems.push(ConfigProblem::at("timeout", "must be greater than 0"));
+
+    pub(super) fn queue(&self, id: &str) -> QueueOptions {
+        let (points, bytes) = self.queue.largest();
+        QueueOptions {
+            id: id.to_owned(),
+            queue: self.queue.clone(),
+            retry: self.retry.clone(),
+            timeout: self.timeout.0,
+            max_request_size: usize::try_from(self.max_request_size.bytes().min(bytes))
+                .unwrap_or(usize::MAX),
+            max_request_points: points,
+        }
     }
-    let Some(tls) = tls else { return };
-    let mut wrong = |path: &str, message: &str| problems.push(ConfigProblem::at(path, message));
-    if tls.ca_file.is_some() && tls.ca_pem.is_some() {
-        wrong("tls.ca_pem", "give either `ca_file` or `ca_pem`");
+
+    /// Headers as they travel, hidden from logs.
+    pub(super) fn headers(&self) -> Result<HeaderMap, String> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in self.headers {
+            let at = |e: &dyn std::fmt::Display| format!("headers::{name}: {e}");
+            let key: HeaderName = name.parse().map_err(|e| at(&e))?;
+            let mut value = HeaderValue::from_str(value.expose()).map_err(|e| at(&e))?;
+            value.set_sensitive(true);
+            headers.insert(key, value);
+        }
+        Ok(headers)
     }
-    let cert = tls.cert_file.is_some() || tls.cert_pem.is_some();
-    let key = tls.key_file.is_some() || tls.key_pem.is_some();
-    if cert != key {
-        wrong("tls", "a client certificate needs both `cert_file` and `key_file`");
-    }
-    if tls.max_version.is_some_and(|max| max < tls.min_version) {
-        wrong("tls.max_version", "must not be older than `min_version`");
+
+    fn check(&self) -> Vec<ConfigProblem> {
+        let mut problems = queue_config::check(self.retry, self.queue);
+        check_series(&mut problems, self.levels, self.max_series, self.max_request_size);
+        let mut wrong = |path: &str, message: &str| problems.push(ConfigProblem::at(path, message));
+        for (name, value) in self.headers {
+            let at = format!("headers.{name}");
+            if name.parse::<HeaderName>().is_err() {
+                wrong(&at, "not a valid header name");
+            } else if HeaderValue::from_str(value.expose()).is_err() {
+                wrong(&at, "the value is not valid in a header");
+            }
+        }
+        let Some(tls) = self.tls else { return problems };
+        if tls.ca_file.is_some() && tls.ca_pem.is_some() {
+            wrong("tls.ca_pem", "give either `ca_file` or `ca_pem`");
+        }
+        let cert = tls.cert_file.is_some() || tls.cert_pem.is_some();
+        let key = tls.key_file.is_some() || tls.key_pem.is_some();
+        if cert != key {
+            wrong("tls", "a client certificate needs both `cert_file` and `key_file`");
+        }
+        if tls.max_version.is_some_and(|max| max < tls.min_version) {
+            wrong("tls.max_version", "must not be older than `min_version`");
+        }
+        problems
     }
 }
 

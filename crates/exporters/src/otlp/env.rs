@@ -15,14 +15,20 @@ pub(super) fn process(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }
 
+/// Whether the metrics' own endpoint comes from the environment while the configuration names an
+/// `endpoint`: what the configuration says goes before.
+pub(super) fn is_overruled(own: &str, config: &OtlpHttpConfig, default: &OtlpHttpConfig) -> bool {
+    default.metrics_endpoint.as_deref() == Some(own) && default.endpoint != config.endpoint
+}
+
 /// What the environment says.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Defaults {
     endpoint: Option<String>,
     metrics_endpoint: Option<String>,
-    headers: BTreeMap<String, Secret>,
-    compression: Option<Compression>,
-    timeout: Option<ConfigDuration>,
+    pub(super) headers: BTreeMap<String, Secret>,
+    pub(super) compression: Option<Compression>,
+    pub(super) timeout: Option<ConfigDuration>,
     insecure: Option<bool>,
     ca_file: Option<PathBuf>,
     cert_file: Option<PathBuf>,
@@ -60,28 +66,17 @@ impl Defaults {
         }
     }
 
-    pub(super) fn apply_grpc(self, config: &mut OtlpGrpcConfig) {
-        let tls = self.tls();
-        if let Some(endpoint) = self.metrics_endpoint.or(self.endpoint) {
-            config.endpoint = endpoint;
-        }
-        config.tls = tls;
-        config.headers = self.headers;
-        set(&mut config.compression, self.compression);
-        set(&mut config.timeout, self.timeout);
+    pub(super) fn grpc_endpoint(self, config: &mut OtlpGrpcConfig) {
+        set(&mut config.endpoint, self.metrics_endpoint.or(self.endpoint));
     }
 
-    pub(super) fn apply_http(self, config: &mut OtlpHttpConfig) {
-        config.tls = self.tls();
+    pub(super) fn http_endpoints(self, config: &mut OtlpHttpConfig) {
         set(&mut config.endpoint, self.endpoint);
         // As it stands: only the general endpoint gets a path appended.
         config.metrics_endpoint = self.metrics_endpoint;
-        config.headers = self.headers;
-        set(&mut config.compression, self.compression);
-        set(&mut config.timeout, self.timeout);
     }
 
-    fn tls(&self) -> Option<TlsConfig> {
+    pub(super) fn tls(&self) -> Option<TlsConfig> {
         let said = self.insecure.is_some()
             || self.ca_file.is_some()
             || self.cert_file.is_some()
@@ -158,18 +153,52 @@ mod tests {
             ("HEADERS", "Authorization=Bearer%20s3,x=1"),
             ("CERTIFICATE", "/ca.pem"),
         ];
-        let mut http = OtlpHttpConfig::default();
-        read(&vars).apply_http(&mut http);
+        let http = OtlpHttpConfig::with_env(read(&vars));
         assert_eq!(http.endpoint, "http://all:4318");
         assert_eq!(http.metrics_endpoint.as_deref(), Some("http://metrics:9/x"));
         assert_eq!(http.timeout, ConfigDuration::from_millis(2500));
         assert_eq!(http.compression, Compression::None);
         assert_eq!(http.headers["authorization"].expose(), "Bearer s3");
-        assert_eq!(http.tls.unwrap().ca_file, Some("/ca.pem".into()));
+        assert_eq!(http.tls.as_ref().unwrap().ca_file, Some("/ca.pem".into()));
 
-        let mut grpc = OtlpGrpcConfig::default();
-        read(&vars).apply_grpc(&mut grpc);
+        // The configuration goes before both.
+        let mut said = http.clone();
+        let overruled = |said: &OtlpHttpConfig| is_overruled("http://metrics:9/x", said, &http);
+        assert!(!overruled(&said));
+        said.endpoint = "http://said:4318".into();
+        assert!(overruled(&said) && !is_overruled("http://said:1/y", &said, &http));
+
+        let grpc = OtlpGrpcConfig::with_env(read(&vars));
         assert_eq!(grpc.endpoint, "http://metrics:9/x");
+    }
+
+    #[test]
+    fn every_variable_of_the_specification_has_its_key() {
+        let vars = [
+            ("ENDPOINT", "https://all:4318/base/"),
+            ("METRICS_INSECURE", "true"),
+            ("METRICS_COMPRESSION", "gzip"),
+            ("COMPRESSION", "none"),
+            ("METRICS_HEADERS", "api-key=a%3Db%2Cc , Tenant = t"),
+            ("HEADERS", "left=out"),
+            ("METRICS_CERTIFICATE", "/m.pem"),
+            ("CERTIFICATE", "/ca.pem"),
+            ("CLIENT_CERTIFICATE", "/c.pem"),
+            ("CLIENT_KEY", "/k.pem"),
+            ("TIMEOUT", "0"),
+        ];
+        let grpc = OtlpGrpcConfig::with_env(read(&vars));
+        let headers: Vec<_> = grpc.headers.iter().map(|(k, v)| (&k[..], v.expose())).collect();
+        assert_eq!(headers, [("api-key", "a=b,c"), ("tenant", "t")]);
+        assert_eq!(grpc.compression, Compression::Gzip);
+        assert_eq!(grpc.timeout, ConfigDuration::from_millis(0));
+        let tls = grpc.tls.unwrap();
+        assert!(tls.insecure);
+        assert_eq!(tls.ca_file, Some("/m.pem".into()));
+        assert_eq!((tls.cert_file, tls.key_file), (Some("/c.pem".into()), Some("/k.pem".into())));
+        let http = OtlpHttpConfig::with_env(read(&vars));
+        let url = super::super::http::target(&http).unwrap();
+        assert_eq!(url, "https://all:4318/base/v1/metrics");
     }
 
     #[test]

@@ -10,77 +10,26 @@ use tonic::{
     Status,
     client::Grpc,
     codec::{Codec, CompressionEncoding, DecodeBuf, Decoder, EncodeBuf, Encoder as MessageEncoder},
-    metadata::{MetadataKey, MetadataMap, MetadataValue},
+    metadata::MetadataMap,
     transport::{Channel, Endpoint},
 };
-use wattpipe_pipeline::{
-    BuildContext, ExportError, Exporter, ExporterComponent, Stability, async_trait, batch::Batch,
-    registry::BuildError,
-};
+use wattpipe_pipeline::{ConfigProblem, async_trait};
 
 use super::{
-    config::{Compression, OtlpGrpcConfig, TlsConfig},
-    encode::EncoderOptions,
+    config::{Compression, OtlpGrpcConfig, TlsConfig, USER_AGENT},
+    exporter::Protocol,
     requests, status,
     tls::Connector,
 };
-use crate::{
-    otlp::sender::Sender,
-    queue::{Outcome, QueueOptions, Request, Transport},
-};
+use crate::queue::{Outcome, Request, Transport};
 
 const METHOD: &str = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export";
 /// Pings on an idle connection, and how long their answer may take.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// See the module's documentation.
-pub struct OtlpGrpcExporter {
-    config: OtlpGrpcConfig,
-    sender: Sender,
-}
-
-impl ExporterComponent for OtlpGrpcExporter {
-    const NAME: &'static str = "otlp_grpc";
-    const ALIASES: &'static [&'static str] = &["otlp"];
-    const DOC: &'static str = "Sends OTLP metrics over gRPC.";
-    const STABILITY: Stability = Stability::Beta;
-    type Config = OtlpGrpcConfig;
-
-    fn build(config: OtlpGrpcConfig, context: &BuildContext) -> Result<Self, BuildError> {
-        target(&config).map_err(BuildError)?;
-        let encoder = EncoderOptions {
-            temporality: config.temporality,
-            levels: config.levels.clone(),
-            max_series: config.max_series,
-            resource_to_telemetry_conversion: config.resource_to_telemetry_conversion,
-        };
-        let queue = QueueOptions {
-            id: context.id.clone(),
-            queue: config.sending_queue.clone(),
-            retry: config.retry_on_failure.clone(),
-            timeout: config.timeout.0,
-            max_request_size: usize::try_from(config.max_request_size.bytes())
-                .unwrap_or(usize::MAX),
-        };
-        Ok(Self { sender: Sender::new(&encoder, queue, context), config })
-    }
-}
-
-#[async_trait]
-impl Exporter for OtlpGrpcExporter {
-    async fn start(&mut self) -> Result<(), ExportError> {
-        let transport = GrpcTransport::new(&self.config).map_err(ExportError::Fatal)?;
-        self.sender.start(Arc::new(transport))
-    }
-
-    async fn export(&mut self, batch: Batch) -> Result<(), ExportError> {
-        self.sender.export(batch).await
-    }
-
-    async fn shutdown(&mut self, timeout: Duration) -> Result<(), ExportError> {
-        self.sender.shutdown(timeout).await;
-        Ok(())
-    }
+/// Connects with the first request.
+pub(super) fn transport(config: &OtlpGrpcConfig) -> Result<Arc<dyn Transport>, String> {
+    Ok(Arc::new(GrpcTransport::new(config)?))
 }
 
 /// Where to connect to, and how.
@@ -91,7 +40,8 @@ pub(super) struct Target {
 }
 
 /// What `endpoint` and `tls` come to.
-pub(super) fn target(config: &OtlpGrpcConfig) -> Result<Target, String> {
+pub(super) fn target(config: &OtlpGrpcConfig) -> Result<Target, ConfigProblem> {
+    let wrong = |what: String| Err(ConfigProblem::at("endpoint", what));
     let endpoint = config.endpoint.trim();
     let said = config.tls.clone().unwrap_or_default();
     let (authority, tls) = match endpoint.split_once("://") {
@@ -99,7 +49,7 @@ pub(super) fn target(config: &OtlpGrpcConfig) -> Result<Target, String> {
         Some(("https", rest)) => (rest, Some(TlsConfig { insecure: false, ..said })),
         Some(("dns", rest)) => (rest.trim_start_matches('/'), secure(config, rest)),
         Some((scheme, _)) => {
-            return Err(format!(
+            return wrong(format!(
                 "unknown scheme `{scheme}`: write `host:port`, `http://host:port` for plain text or `https://host:port`"
             ));
         }
@@ -107,13 +57,13 @@ pub(super) fn target(config: &OtlpGrpcConfig) -> Result<Target, String> {
     };
     let authority = authority.trim_end_matches('/');
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let uri: http::Uri = format!("{scheme}://{authority}")
-        .parse()
-        .map_err(|e| format!("`{endpoint}` is no valid endpoint: {e}"))?;
-    if uri.host().is_none_or(str::is_empty) || uri.port_u16().is_none() {
-        return Err(format!("`{endpoint}` needs a host and a port, such as `localhost:4317`"));
+    match format!("{scheme}://{authority}").parse::<http::Uri>() {
+        Err(e) => wrong(format!("`{endpoint}` is no valid endpoint: {e}")),
+        Ok(uri) if uri.host().is_none_or(str::is_empty) || uri.port_u16().is_none() => {
+            wrong(format!("`{endpoint}` needs a host and a port, such as `localhost:4317`"))
+        }
+        Ok(uri) => Ok(Target { uri, tls }),
     }
-    Ok(Target { uri, tls })
 }
 
 /// TLS or not, where no scheme tells.
@@ -138,7 +88,7 @@ struct GrpcTransport {
 
 impl GrpcTransport {
     fn new(config: &OtlpGrpcConfig) -> Result<Self, String> {
-        let target = target(config)?;
+        let target = target(config).map_err(|p| p.message)?;
         let connector = match &target.tls {
             Some(tls) => Connector::tls(tls, &[b"h2"]).map_err(|e| e.to_string())?,
             None => Connector::plain(),
@@ -153,19 +103,11 @@ impl GrpcTransport {
             .map_err(|e| format!("tls::server_name_override: {e}"))?;
         let endpoint = Endpoint::from(dial)
             .origin(origin)
-            .user_agent(concat!("wattpipe/", env!("CARGO_PKG_VERSION")))
+            .user_agent(USER_AGENT)
             .map_err(|e| e.to_string())?
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE);
-        let mut headers = MetadataMap::new();
-        for (name, value) in &config.headers {
-            let at = |e: &dyn std::fmt::Display| format!("headers::{name}: {e}");
-            let key = MetadataKey::from_bytes(name.to_ascii_lowercase().as_bytes())
-                .map_err(|e| at(&e))?;
-            let mut value = MetadataValue::try_from(value.expose()).map_err(|e| at(&e))?;
-            value.set_sensitive(true);
-            headers.insert(key, value);
-        }
+        let headers = MetadataMap::from_headers(config.shared().headers()?);
         Ok(Self {
             channel: endpoint.connect_with_connector_lazy(connector),
             headers,
@@ -260,7 +202,7 @@ mod tests {
                 assert_eq!(t.uri.to_string(), uri, "{endpoint}");
                 assert_eq!(t.tls.is_some(), uri.starts_with("https"), "{endpoint}");
             }
-            (Err(e), Err(part)) => assert!(e.contains(part), "{endpoint}: {e}"),
+            (Err(e), Err(part)) => assert!(e.message.contains(part), "{endpoint}: {e:?}"),
             (got, _) => panic!("{endpoint}: {got:?}"),
         }
     }

@@ -1,97 +1,51 @@
 //! `otlp_http`: one POST per attempt, protobuf or JSON.
 
-use std::{io::Write, sync::Arc, time::Duration};
+use std::{io::Write, sync::Arc};
 
 use bytes::Bytes;
-use http::{HeaderMap, HeaderName, HeaderValue, Uri, header};
+use http::{HeaderMap, HeaderValue, Uri, header};
 use http_body_util::{BodyExt, Full, Limited};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
 use opentelemetry_proto::tonic::collector::metrics::v1::{
     ExportMetricsServiceRequest, ExportMetricsServiceResponse,
 };
 use prost::Message;
-use wattpipe_pipeline::{
-    BuildContext, ExportError, Exporter, ExporterComponent, Stability, async_trait, batch::Batch,
-    registry::BuildError,
-};
+use wattpipe_pipeline::{ConfigProblem, async_trait};
 
 use super::{
-    config::{Compression, Encoding, OtlpHttpConfig},
-    encode::EncoderOptions,
-    requests,
-    sender::Sender,
-    status,
+    config::{Compression, Encoding, OtlpHttpConfig, USER_AGENT},
+    env,
+    exporter::Protocol,
+    requests, status,
     tls::Connector,
 };
-use crate::queue::{Outcome, QueueOptions, Request, Transport};
+use crate::queue::{Outcome, Request, Transport};
 
 const PATH: &str = "/v1/metrics";
 /// More of an answer is not read.
 const MAX_ANSWER: usize = 64 << 10;
 
-/// See the module's documentation.
-pub struct OtlpHttpExporter {
-    config: OtlpHttpConfig,
-    sender: Sender,
-}
-
-impl ExporterComponent for OtlpHttpExporter {
-    const NAME: &'static str = "otlp_http";
-    const ALIASES: &'static [&'static str] = &["otlphttp"];
-    const DOC: &'static str = "Sends OTLP metrics over HTTP, as protobuf or JSON.";
-    const STABILITY: Stability = Stability::Beta;
-    type Config = OtlpHttpConfig;
-
-    fn build(config: OtlpHttpConfig, context: &BuildContext) -> Result<Self, BuildError> {
-        target(&config).map_err(BuildError)?;
-        let encoder = EncoderOptions {
-            temporality: config.temporality,
-            levels: config.levels.clone(),
-            max_series: config.max_series,
-            resource_to_telemetry_conversion: config.resource_to_telemetry_conversion,
-        };
-        let queue = QueueOptions {
-            id: context.id.clone(),
-            queue: config.sending_queue.clone(),
-            retry: config.retry_on_failure.clone(),
-            timeout: config.timeout.0,
-            max_request_size: usize::try_from(config.max_request_size.bytes())
-                .unwrap_or(usize::MAX),
-        };
-        Ok(Self { sender: Sender::new(&encoder, queue, context), config })
-    }
-}
-
-#[async_trait]
-impl Exporter for OtlpHttpExporter {
-    async fn start(&mut self) -> Result<(), ExportError> {
-        let transport = HttpTransport::new(&self.config).map_err(ExportError::Fatal)?;
-        self.sender.start(Arc::new(transport))
-    }
-
-    async fn export(&mut self, batch: Batch) -> Result<(), ExportError> {
-        self.sender.export(batch).await
-    }
-
-    async fn shutdown(&mut self, timeout: Duration) -> Result<(), ExportError> {
-        self.sender.shutdown(timeout).await;
-        Ok(())
-    }
+/// Connects with the first request.
+pub(super) fn transport(config: &OtlpHttpConfig) -> Result<Arc<dyn Transport>, String> {
+    Ok(Arc::new(HttpTransport::new(config)?))
 }
 
 /// The URL that `endpoint` or `metrics_endpoint` comes to.
-pub(super) fn target(config: &OtlpHttpConfig) -> Result<Uri, String> {
-    let said = config.metrics_endpoint.as_deref().unwrap_or(&config.endpoint).trim();
-    let whole = match &config.metrics_endpoint {
+pub(super) fn target(config: &OtlpHttpConfig) -> Result<Uri, ConfigProblem> {
+    let default = OtlpHttpConfig::default();
+    let own = config.metrics_endpoint.as_deref();
+    let own = own.filter(|own| !env::is_overruled(own, config, &default));
+    let key = if own.is_some() { "metrics_endpoint" } else { "endpoint" };
+    let said = own.unwrap_or(&config.endpoint).trim();
+    let whole = match own {
         Some(_) => said.to_owned(),
         None => format!("{}{PATH}", said.trim_end_matches('/')),
     };
-    let uri: Uri = whole.parse().map_err(|e| format!("`{said}` is no valid URL: {e}"))?;
+    let wrong = |what: String| ConfigProblem::at(key, format!("`{said}` is no valid URL: {what}"));
+    let uri: Uri = whole.parse().map_err(|e| wrong(format!("{e}")))?;
     let scheme = uri.scheme_str().unwrap_or_default();
     if !matches!(scheme, "http" | "https") || uri.host().is_none_or(str::is_empty) {
-        return Err(format!(
-            "`{said}` is no valid URL: write `http://host:4318` or `https://host:4318`"
-        ));
+        return Err(wrong("write `http://host:4318` or `https://host:4318`".to_owned()));
     }
     Ok(uri)
 }
@@ -106,7 +60,7 @@ struct HttpTransport {
 
 impl HttpTransport {
     fn new(config: &OtlpHttpConfig) -> Result<Self, String> {
-        let uri = target(config)?;
+        let uri = target(config).map_err(|p| p.message)?;
         let connector = if uri.scheme_str() == Some("https") {
             let tls = config.tls.clone().unwrap_or_default();
             Connector::tls(&tls, &[b"http/1.1"]).map_err(|e| e.to_string())?
@@ -114,30 +68,21 @@ impl HttpTransport {
             Connector::plain()
         };
         let mut headers = HeaderMap::new();
-        let (kind, coding) = (
-            match config.encoding {
-                Encoding::Proto => "application/x-protobuf",
-                Encoding::Json => "application/json",
-            },
-            match config.compression {
-                Compression::Gzip => Some("gzip"),
-                Compression::Zstd => Some("zstd"),
-                Compression::None => None,
-            },
-        );
+        let kind = match config.encoding {
+            Encoding::Proto => "application/x-protobuf",
+            Encoding::Json => "application/json",
+        };
+        let coding = match config.compression {
+            Compression::Gzip => Some("gzip"),
+            Compression::Zstd => Some("zstd"),
+            Compression::None => None,
+        };
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(kind));
         if let Some(coding) = coding {
             headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static(coding));
         }
-        let agent = concat!("wattpipe/", env!("CARGO_PKG_VERSION"));
-        headers.insert(header::USER_AGENT, HeaderValue::from_static(agent));
-        for (name, value) in &config.headers {
-            let at = |e: &dyn std::fmt::Display| format!("headers::{name}: {e}");
-            let key: HeaderName = name.parse().map_err(|e| at(&e))?;
-            let mut value = HeaderValue::from_str(value.expose()).map_err(|e| at(&e))?;
-            value.set_sensitive(true);
-            headers.insert(key, value);
-        }
+        headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
+        headers.extend(config.shared().headers()?);
         Ok(Self {
             client: Client::builder(TokioExecutor::new()).build(connector),
             uri,

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! Flow: [`encode`] turns a window into requests below `max_request_size`, [`crate::queue`] holds
-//! and retries them, [`grpc`] or [`http`] makes one attempt over a [`tls`] connection.
+//! and retries them, [`grpc`] or [`http`] makes one attempt over a [`tls`] connection; [`exporter`]
+//! is all of that but the transport.
 //!
 //! Departures from the Collector, each to lose less: ResourceExhausted is retried without
 //! RetryInfo too, a request the receiver finds too large is divided, windows are not reordered.
@@ -22,19 +23,23 @@
 pub mod config;
 mod encode;
 mod env;
+mod exporter;
 #[cfg(feature = "fuzzing")]
 pub mod fuzz;
 mod grpc;
 mod http;
 mod requests;
-mod sender;
 mod status;
-#[cfg(test)]
-mod tests;
 mod tls;
 
-pub use config::{Compression, Encoding, OtlpGrpcConfig, OtlpHttpConfig, Temporality, TlsConfig};
+pub use config::{
+    Compression, Encoding, OtlpGrpcConfig, OtlpHttpConfig, Shared, Temporality, TlsConfig,
+};
 pub use encode::{Encoder, EncoderOptions};
-pub use grpc::OtlpGrpcExporter;
-pub use http::OtlpHttpExporter;
+pub use exporter::{OtlpExporter, Protocol};
 pub use requests::Requests;
+
+/// `otlp_grpc`.
+pub type OtlpGrpcExporter = OtlpExporter<OtlpGrpcConfig>;
+/// `otlp_http`.
+pub type OtlpHttpExporter = OtlpExporter<OtlpHttpConfig>;

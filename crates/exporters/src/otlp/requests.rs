@@ -18,21 +18,22 @@ const RESOURCE_METRICS: u32 = 1;
 pub struct Requests {
     window: u64,
     max_size: usize,
+    max_points: u64,
     done: Vec<Request>,
     body: Vec<u8>,
     points: u64,
 }
 
 impl Requests {
-    /// Of the window with this number, each below `max_size` bytes.
-    pub fn new(window: u64, max_size: usize) -> Self {
-        Self { window, max_size, done: Vec::new(), body: Vec::new(), points: 0 }
+    /// Of this window, each with at most so many bytes and points.
+    pub fn new(window: u64, max_size: usize, max_points: u64) -> Self {
+        Self { window, max_size, max_points, done: Vec::new(), body: Vec::new(), points: 0 }
     }
 
     /// Adds a resource with its points. One that is too large by itself travels alone.
     pub fn push(&mut self, metrics: &ResourceMetrics, points: u64) {
         let size = encoding::message::encoded_len(RESOURCE_METRICS, metrics);
-        if !self.body.is_empty() && self.body.len() + size > self.max_size {
+        if self.body.len() + size > self.max_size || self.points + points > self.max_points {
             self.cut();
         }
         encoding::message::encode(RESOURCE_METRICS, metrics, &mut self.body);

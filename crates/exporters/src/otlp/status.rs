@@ -119,23 +119,9 @@ fn wait_of(value: &str, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
     let wait = match value.parse() {
         Ok(seconds) => Duration::from_secs(seconds),
-        Err(_) => http_date(value)?.duration_since(now).unwrap_or_default(),
+        Err(_) => httpdate::parse_http_date(value).ok()?.duration_since(now).unwrap_or_default(),
     };
     Some(wait.min(MAX_WAIT))
-}
-
-/// `Sun, 29 Nov 2026 18:00:00 GMT`, the one form of dates that HTTP has senders use.
-fn http_date(text: &str) -> Option<SystemTime> {
-    const MONTHS: [&str; 12] =
-        ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
-    let mut parts = text.split_once(", ")?.1.split(' ');
-    let (day, month, year) = (parts.next()?, parts.next()?, parts.next()?);
-    let (time, zone) = (parts.next()?, parts.next()?);
-    let month = MONTHS.iter().position(|m| *m == month)? + 1;
-    if zone != "GMT" || parts.next().is_some() {
-        return None;
-    }
-    humantime::parse_rfc3339(&format!("{year}-{month:02}-{day:0>2}T{time}Z")).ok()
 }
 
 fn retry_info(details: &[u8]) -> Option<Duration> {

@@ -97,19 +97,39 @@ impl Default for QueueConfig {
 pub struct BatchConfig {
     /// Longest wait for more.
     pub flush_timeout: ConfigDuration,
-    /// What `min_size` and `max_size` count.
-    pub sizer: Sizer,
+    /// What the sizes count: `items` or `bytes`; `null`: as the queue's `sizer`, else `items`.
+    pub sizer: Option<Sizer>,
     /// A merged request of this size is sent at once.
     pub min_size: u64,
-    /// Requests are merged up to this size; 0: no limit but `max_request_size`.
+    /// Requests are merged, and divided, up to this size; 0: no limit but `max_request_size`.
     pub max_size: u64,
+}
+
+impl QueueConfig {
+    /// What `batch` counts.
+    pub(crate) fn batch_sizer(&self) -> Sizer {
+        let own = self.batch.as_ref().and_then(|batch| batch.sizer);
+        match own.unwrap_or(self.sizer) {
+            Sizer::Requests => Sizer::Items,
+            sizer => sizer,
+        }
+    }
+
+    /// Most points and bytes of a request that `batch` allows.
+    pub(crate) fn largest(&self) -> (u64, u64) {
+        match self.batch.as_ref().map_or(0, |batch| batch.max_size) {
+            0 => (u64::MAX, u64::MAX),
+            max if self.batch_sizer() == Sizer::Bytes => (u64::MAX, max),
+            max => (max, u64::MAX),
+        }
+    }
 }
 
 impl Default for BatchConfig {
     fn default() -> Self {
         Self {
             flush_timeout: ConfigDuration::from_millis(200),
-            sizer: Sizer::Items,
+            sizer: None,
             min_size: 8192,
             max_size: 0,
         }
@@ -136,7 +156,13 @@ pub(crate) fn check(retry: &RetryConfig, queue: &QueueConfig) -> Vec<ConfigProbl
         if batch.max_size > 0 && batch.max_size < batch.min_size {
             wrong("sending_queue.batch.max_size", "must be at least `min_size`, or 0");
         }
-        if batch.sizer == queue.sizer && batch.min_size > queue.queue_size {
+        if batch.sizer == Some(Sizer::Requests) {
+            wrong("sending_queue.batch.sizer", "must be `items` or `bytes`");
+        }
+        if batch.flush_timeout.0.is_zero() {
+            wrong("sending_queue.batch.flush_timeout", "must be greater than 0");
+        }
+        if queue.batch_sizer() == queue.sizer && batch.min_size > queue.queue_size {
             wrong("sending_queue.batch.min_size", "must be at most `queue_size`");
         }
     }

@@ -4,16 +4,23 @@
 //! cut. Its removal after delivery is not synced by itself but with the next request: what was
 //! delivered just before a kill may be sent once more. So delivery is at least once. The file does
 //! not shrink while in use; its free pages are used again, and an opening start compacts it.
+//!
+//! After an error (a full disk) redb takes nothing more until the file is opened again: the next
+//! use does that.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
+    sync::{Mutex, PoisonError},
     thread,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
-use redb::{Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, TableDefinition};
+use redb::{
+    Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, StorageError,
+    TableDefinition,
+};
 use tracing::error;
 
 use super::{QueueError, Request, store::Ticket};
@@ -24,12 +31,21 @@ const META: TableDefinition<'_, u64, (u64, u64, u64)> = TableDefinition::new("me
 const BODY: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("body");
 /// How long a file may still be in use by the exporter before.
 const HANDOVER: Duration = Duration::from_secs(1);
+/// No write is tried for so long after one that failed: opening the file reads all of it.
+const AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// Pages kept in memory.
 const CACHE_BYTES: usize = 4 << 20;
 
 /// The file.
 pub(super) struct DiskQueue {
-    db: Database,
+    path: PathBuf,
+    open: Mutex<Open>,
+}
+
+struct Open {
+    /// `None` after an error.
+    db: Option<Database>,
+    write_failed: Option<Instant>,
 }
 
 impl DiskQueue {
@@ -44,13 +60,14 @@ impl DiskQueue {
             Err(OpenError::InUse) => {
                 Err(fail("another process uses it; give each agent a directory of its own".into()))
             }
+            Err(OpenError::Io(e)) => Err(fail(e)),
             Err(OpenError::Broken(e)) => {
                 // Data for later is worth less than data from now on.
                 let aside = set_aside(&path).map_err(|io| fail(format!("{e}; {io}")))?;
                 error!(exporter = %id, "the stored queue cannot be read ({e}): set aside as `{}`, beginning a new one", aside.display());
                 Self::open_file(&path).map_err(|e| match e {
                     OpenError::InUse => fail("another process uses it".into()),
-                    OpenError::Broken(e) => fail(e),
+                    OpenError::Io(e) | OpenError::Broken(e) => fail(e),
                 })
             }
         }
@@ -68,11 +85,41 @@ impl DiskQueue {
     }
 
     fn open_file(path: &Path) -> Result<(Self, Vec<Ticket>), OpenError> {
-        let mut db = Database::builder().set_cache_size(CACHE_BYTES).create(path)?;
+        let mut db = Self::create(path)?;
         // Compaction is a courtesy: without it the file is merely larger.
         let _ = db.compact();
         let tickets = Self::tickets(&db).map_err(|e| OpenError::Broken(e.to_string()))?;
-        Ok((Self { db }, tickets))
+        let open = Mutex::new(Open { db: Some(db), write_failed: None });
+        Ok((Self { path: path.to_owned(), open }, tickets))
+    }
+
+    fn create(path: &Path) -> Result<Database, DatabaseError> {
+        Database::builder().set_cache_size(CACHE_BYTES).create(path)
+    }
+
+    /// Uses the file, opening it where an error has closed it.
+    fn with<T>(
+        &self,
+        writes: bool,
+        run: impl FnOnce(&Database) -> Result<T, redb::Error>,
+    ) -> Result<T, String> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if writes && open.write_failed.is_some_and(|at| at.elapsed() < AFTER_FAILURE) {
+            return Err(format!("it failed less than {AFTER_FAILURE:?} ago"));
+        }
+        let db = match open.db.take() {
+            Some(db) => Ok(db),
+            None => Self::create(&self.path).map_err(redb::Error::from),
+        };
+        let result = db.and_then(|db| {
+            let result = run(&db)?;
+            open.db = Some(db);
+            Ok(result)
+        });
+        if writes {
+            open.write_failed = result.is_err().then(Instant::now);
+        }
+        result.map_err(|e| e.to_string())
     }
 
     fn tickets(db: &Database) -> Result<Vec<Ticket>, redb::Error> {
@@ -99,8 +146,8 @@ impl DiskQueue {
         request: &Request,
         victims: &[u64],
     ) -> Result<(), String> {
-        let run = || -> Result<(), redb::Error> {
-            let mut write = self.db.begin_write()?;
+        self.with(true, |db| {
+            let mut write = db.begin_write()?;
             write.set_durability(Durability::Immediate)?;
             {
                 let mut meta = write.open_table(META)?;
@@ -113,23 +160,22 @@ impl DiskQueue {
                 body.insert(ticket.seq, &request.body[..])?;
             }
             Ok(write.commit()?)
-        };
-        run().map_err(|e| e.to_string())
+        })
     }
 
     /// The body of a request.
     pub(super) fn read(&self, seq: u64) -> Result<Bytes, String> {
-        let run = || -> Result<Option<Bytes>, redb::Error> {
-            let table = self.db.begin_read()?.open_table(BODY)?;
+        let body = self.with(false, |db| {
+            let table = db.begin_read()?.open_table(BODY)?;
             Ok(table.get(seq)?.map(|body| Bytes::copy_from_slice(body.value())))
-        };
-        run().map_err(|e| e.to_string())?.ok_or_else(|| format!("request {seq} is missing"))
+        })?;
+        body.ok_or_else(|| format!("request {seq} is missing"))
     }
 
     /// Forgets delivered requests.
     pub(super) fn remove(&self, seqs: &[u64]) -> Result<(), String> {
-        let run = || -> Result<(), redb::Error> {
-            let mut write = self.db.begin_write()?;
+        self.with(false, |db| {
+            let mut write = db.begin_write()?;
             write.set_durability(Durability::None)?;
             {
                 let mut meta = write.open_table(META)?;
@@ -140,13 +186,14 @@ impl DiskQueue {
                 }
             }
             Ok(write.commit()?)
-        };
-        run().map_err(|e| e.to_string())
+        })
     }
 }
 
 enum OpenError {
     InUse,
+    /// The disk's fault, not the file's: it is left as it is.
+    Io(String),
     Broken(String),
 }
 
@@ -154,6 +201,14 @@ impl From<DatabaseError> for OpenError {
     fn from(e: DatabaseError) -> Self {
         match e {
             DatabaseError::DatabaseAlreadyOpen => Self::InUse,
+            DatabaseError::Storage(StorageError::Io(e))
+                if !matches!(
+                    e.kind(),
+                    io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
+                ) =>
+            {
+                Self::Io(e.to_string())
+            }
             other => Self::Broken(other.to_string()),
         }
     }

@@ -26,6 +26,7 @@ use tokio::{
     task::{JoinHandle, JoinSet},
 };
 use tracing::{info, warn};
+use wattpipe_pipeline::exporter::Closer;
 
 use crate::counters::Counters;
 pub use config::{BatchConfig, QueueConfig, RetryConfig, Sizer};
@@ -39,7 +40,7 @@ pub struct Request {
     pub body: Bytes,
     /// Data points in it.
     pub points: u64,
-    /// Number of the window it is of.
+    /// Tells the window it is of from others.
     pub window: u64,
 }
 
@@ -104,10 +105,12 @@ pub struct QueueOptions {
     pub queue: QueueConfig,
     /// `retry_on_failure`.
     pub retry: RetryConfig,
-    /// For each attempt.
+    /// For each attempt; 0: no limit.
     pub timeout: Duration,
-    /// Largest request that merging makes.
+    /// Bytes of the largest request.
     pub max_request_size: usize,
+    /// Points of the largest request.
+    pub max_request_points: u64,
 }
 
 /// A queue at work.
@@ -117,9 +120,12 @@ pub struct Queue {
     counters: Counters,
     enabled: bool,
     block: bool,
-    closing: watch::Sender<Option<Instant>>,
+    closing: Arc<watch::Sender<Option<Instant>>>,
     worker: Option<JoinHandle<()>>,
 }
+
+/// When the end of the agent leaves no more time; `None` while it goes on.
+type Closes = watch::Receiver<Option<Instant>>;
 
 impl Queue {
     /// Opens the store and starts to deliver.
@@ -129,19 +135,27 @@ impl Queue {
         counters: Counters,
     ) -> Result<Self, QueueError> {
         let (closing, closes) = watch::channel(None);
-        let store = Arc::new(Store::open(&options, counters.clone())?);
+        let store = Arc::new(Store::open(&options, counters.clone(), closes.clone())?);
         let courier = Arc::new(Courier::new(&options, transport, closes.clone()));
         let dispatcher = Dispatcher {
             store: store.clone(),
             courier: courier.clone(),
             consumers: options.queue.num_consumers,
             batch: options.queue.batch.clone(),
+            sizer: options.queue.batch_sizer(),
             max_request_size: options.max_request_size,
             closes,
         };
         let worker = options.queue.enabled.then(|| tokio::spawn(dispatcher.run()));
         let (enabled, block) = (options.queue.enabled, options.queue.block_on_overflow);
+        let closing = Arc::new(closing);
         Ok(Self { courier, store, counters, enabled, block, closing, worker })
+    }
+
+    /// Sets the end while a `push` may wait.
+    pub fn closer(&self) -> Closer {
+        let closing = self.closing.clone();
+        Box::new(move |end| close(&closing, end))
     }
 
     /// Takes the requests of one window. With `patient` it waits for space whatever is configured.
@@ -153,7 +167,10 @@ impl Queue {
                 let points = request.points;
                 let (sent, failed) = match self.courier.deliver(request).await {
                     Done::Counted { sent, failed } => (sent, failed),
-                    Done::GivenBack => (0, points),
+                    Done::GivenBack => {
+                        report_loss(&self.courier.id, points, NOT_DELIVERED);
+                        (0, points)
+                    }
                 };
                 self.counters.sent.add(sent);
                 self.counters.send_failed.add(failed);
@@ -164,12 +181,12 @@ impl Queue {
     /// Delivers what it can within `timeout`; the rest is counted as failed, or stays on disk.
     pub async fn shutdown(&mut self, timeout: Duration) {
         let Some(mut worker) = self.worker.take() else { return };
-        // Leave time to count what was not delivered.
-        let deadline = Instant::now() + timeout.mul_f32(0.9);
-        self.closing.send_replace(Some(deadline));
+        close(&self.closing, Instant::now() + timeout);
         self.store.close();
-        let ended = tokio::time::timeout_at(deadline.into(), &mut worker).await;
-        if ended.is_err() {
+        // By then every delivery has come back by itself, to be counted.
+        let deadline = self.closing.borrow().unwrap_or_else(Instant::now).max(Instant::now());
+        let grace = deadline + timeout / 20;
+        if tokio::time::timeout_at(grace.into(), &mut worker).await.is_err() {
             worker.abort();
             let _ = worker.await;
         }
@@ -177,13 +194,41 @@ impl Queue {
     }
 }
 
+/// The end is at `end` at the latest; a part of the time until then is for counting what is left.
+fn close(closing: &watch::Sender<Option<Instant>>, end: Instant) {
+    let now = Instant::now();
+    let deadline = now + end.saturating_duration_since(now).mul_f32(0.9);
+    closing.send_if_modified(|at| {
+        let earlier = at.is_none_or(|at| deadline < at);
+        if earlier {
+            *at = Some(deadline);
+        }
+        earlier
+    });
+}
+
+/// Comes back when there is no more time, or the queue is gone.
+async fn out_of_time(closes: &Closes) {
+    let mut closes = closes.clone();
+    let deadline = match closes.wait_for(Option::is_some).await {
+        Ok(at) => *at,
+        Err(_) => None,
+    };
+    if let Some(deadline) = deadline {
+        tokio::time::sleep_until(deadline.into()).await;
+    }
+}
+
+const NOT_DELIVERED: &str = "it was not delivered before the end";
+
 struct Dispatcher {
     store: Arc<Store>,
     courier: Arc<Courier>,
     consumers: usize,
     batch: Option<BatchConfig>,
+    sizer: Sizer,
     max_request_size: usize,
-    closes: watch::Receiver<Option<Instant>>,
+    closes: Closes,
 }
 
 impl Dispatcher {
@@ -219,10 +264,9 @@ impl Dispatcher {
     /// Merges what follows into `first`, as `sending_queue::batch` wants it.
     async fn fill(&self, first: store::Parcel) -> store::Parcel {
         let Some(batch) = &self.batch else { return first };
-        let size = |points: u64, bytes: usize| match batch.sizer {
-            Sizer::Requests => 1,
-            Sizer::Items => points,
+        let size = |points: u64, bytes: usize| match self.sizer {
             Sizer::Bytes => bytes as u64,
+            _ => points,
         };
         let limit = if batch.max_size == 0 { u64::MAX } else { batch.max_size };
         let due = tokio::time::Instant::now() + batch.flush_timeout.0;

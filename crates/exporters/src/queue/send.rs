@@ -9,10 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::watch;
 use tracing::warn;
 
-use super::{Outcome, QueueOptions, Request, RetryConfig, Transport, report_loss, report_recovery};
+use super::{
+    Closes, NOT_DELIVERED, Outcome, QueueOptions, Request, RetryConfig, Transport, out_of_time,
+    report_loss, report_recovery,
+};
 
 /// Wait between attempts while the agent shuts down, where the receiver asks for none.
 const CLOSING_WAIT: Duration = Duration::from_millis(250);
@@ -37,7 +39,8 @@ pub(super) struct Courier {
     transport: Arc<dyn Transport>,
     retry: RetryConfig,
     timeout: Duration,
-    closes: watch::Receiver<Option<Instant>>,
+    stored: bool,
+    closes: Closes,
     failing: AtomicBool,
 }
 
@@ -45,13 +48,17 @@ impl Courier {
     pub(super) fn new(
         options: &QueueOptions,
         transport: Arc<dyn Transport>,
-        closes: watch::Receiver<Option<Instant>>,
+        closes: Closes,
     ) -> Self {
         Self {
             id: options.id.clone(),
             transport,
             retry: options.retry.clone(),
-            timeout: options.timeout,
+            timeout: match options.timeout {
+                Duration::ZERO => Duration::MAX,
+                limit => limit,
+            },
+            stored: options.queue.storage.is_some(),
             closes,
             failing: AtomicBool::new(false),
         }
@@ -77,13 +84,14 @@ impl Courier {
                         report_loss(&self.id, points, &reason);
                     }
                 },
-                Attempt::Closing if sent + failed == 0 && waiting.is_empty() => {
+                // A stored one is sent again, whole: at least once.
+                Attempt::Closing if self.stored || (sent + failed == 0 && waiting.is_empty()) => {
                     return Done::GivenBack;
                 }
                 Attempt::Closing => {
-                    // Part of it is through: giving it back would send that part twice.
-                    failed += points + waiting.iter().map(|r| r.points).sum::<u64>();
-                    break;
+                    let rest = points + waiting.drain(..).map(|r| r.points).sum::<u64>();
+                    failed += rest;
+                    report_loss(&self.id, rest, NOT_DELIVERED);
                 }
             }
         }
@@ -95,11 +103,14 @@ impl Courier {
         let mut interval = self.retry.initial_interval.0;
         loop {
             let attempt = self.transport.send(request.body.clone());
-            let outcome = tokio::time::timeout(self.timeout, attempt).await.unwrap_or_else(|_| {
-                Outcome::Retry {
-                    after: None,
-                    reason: format!("no answer within {:?} (`timeout`)", self.timeout),
-                }
+            let outcome = tokio::select! {
+                biased;
+                () = out_of_time(&self.closes) => return Attempt::Closing,
+                outcome = tokio::time::timeout(self.timeout, attempt) => outcome,
+            };
+            let outcome = outcome.unwrap_or_else(|_| Outcome::Retry {
+                after: None,
+                reason: format!("no answer within {:?} (`timeout`)", self.timeout),
             });
             let (after, reason) = match outcome {
                 Outcome::Delivered { rejected, message } => {
@@ -135,8 +146,8 @@ impl Courier {
             if !self.failing.swap(true, Relaxed) {
                 warn!(exporter = %self.id, "cannot deliver: {reason}; it is tried again (`retry_on_failure`)");
             }
-            let wait = after.unwrap_or_else(|| self.jitter(interval));
-            interval = interval.mul_f64(self.retry.multiplier).min(self.retry.max_interval.0);
+            let wait = after.unwrap_or_else(|| jitter(&self.retry, interval));
+            interval = longer(&self.retry, interval);
             let limit = self.retry.max_elapsed_time.0;
             if !limit.is_zero() && began.elapsed() + wait > limit {
                 report_loss(
@@ -173,15 +184,20 @@ impl Courier {
         tokio::time::sleep_until(until.into()).await;
         true
     }
+}
 
-    /// The interval, more or less by the configured part.
-    fn jitter(&self, interval: Duration) -> Duration {
-        use std::hash::{BuildHasher, RandomState};
-        // The standard library's one source of randomness is enough to spread retries.
-        let random = RandomState::new().hash_one(0) as f64 / u64::MAX as f64;
-        let factor = 1.0 + self.retry.randomization_factor * (2.0 * random - 1.0);
-        interval.mul_f64(factor.max(0.0))
-    }
+/// The next interval.
+pub(super) fn longer(retry: &RetryConfig, interval: Duration) -> Duration {
+    interval.mul_f64(retry.multiplier).min(retry.max_interval.0)
+}
+
+/// The interval, more or less by the configured part.
+pub(super) fn jitter(retry: &RetryConfig, interval: Duration) -> Duration {
+    use std::hash::{BuildHasher, RandomState};
+    // The standard library's one source of randomness is enough to spread retries.
+    let random = RandomState::new().hash_one(0) as f64 / u64::MAX as f64;
+    let factor = 1.0 + retry.randomization_factor * (2.0 * random - 1.0);
+    interval.mul_f64(factor.max(0.0))
 }
 
 enum Attempt {

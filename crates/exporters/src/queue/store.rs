@@ -8,7 +8,9 @@ use std::{
 use tokio::{sync::Notify, task::spawn_blocking, time::Instant};
 use tracing::{error, info, warn};
 
-use super::{QueueError, QueueOptions, Request, Sizer, disk::DiskQueue, send::Done};
+use super::{
+    Closes, QueueError, QueueOptions, Request, Sizer, disk::DiskQueue, out_of_time, send::Done,
+};
 use crate::counters::Counters;
 
 /// A request on its way, with what is to be forgotten once it is done.
@@ -37,6 +39,8 @@ struct State {
     next_seq: u64,
     closed: bool,
     overflowing: bool,
+    /// Points that found no place, since the start.
+    refused: u64,
 }
 
 impl State {
@@ -66,10 +70,15 @@ pub(super) struct Store {
     arrived: Notify,
     /// There is space. One listener, the exporter.
     left: Notify,
+    closes: Closes,
 }
 
 impl Store {
-    pub(super) fn open(options: &QueueOptions, counters: Counters) -> Result<Self, QueueError> {
+    pub(super) fn open(
+        options: &QueueOptions,
+        counters: Counters,
+        closes: Closes,
+    ) -> Result<Self, QueueError> {
         let mut state = State::default();
         let disk = match &options.queue.storage {
             Some(directory) if options.queue.enabled => {
@@ -99,6 +108,7 @@ impl Store {
             state: Mutex::new(state),
             arrived: Notify::new(),
             left: Notify::new(),
+            closes,
         };
         store.counters.queue_capacity.set(store.capacity as f64);
         store.gauge(&store.lock());
@@ -110,7 +120,10 @@ impl Store {
     pub(super) async fn push(&self, requests: Vec<Request>, patient: bool) {
         for request in requests {
             while patient && !self.has_room(&request) {
-                self.left.notified().await;
+                tokio::select! {
+                    () = self.left.notified() => {}
+                    () = out_of_time(&self.closes) => break,
+                }
             }
             match &self.disk {
                 Some(disk) => self.push_stored(disk, request),
@@ -124,7 +137,7 @@ impl Store {
         let mut state = self.lock();
         let ticket = ticket(&mut state, &request);
         if !self.fits(&state, &ticket) {
-            self.overflow(&mut state, ticket.points, "new data is dropped");
+            self.overflow(&mut state, ticket.points, "sending_queue is full: new data is dropped");
             return;
         }
         state.overflowing = false;
@@ -142,24 +155,33 @@ impl Store {
             while !self.fits(&state, &ticket) {
                 let Some((oldest, _)) = state.waiting.pop_front() else { break };
                 state.remove(&oldest);
-                self.overflow(&mut state, oldest.points, "the oldest is dropped");
-                victims.push(oldest.seq);
-            }
-            if victims.is_empty() {
-                state.overflowing = false;
+                victims.push(oldest);
             }
             (ticket, victims)
         };
-        let written = disk.insert(&ticket, &request, &victims);
+        let seqs: Vec<u64> = victims.iter().map(|v| v.seq).collect();
+        let written = disk.insert(&ticket, &request, &seqs);
         let mut state = self.lock();
         match written {
             Ok(()) => {
+                match victims.iter().map(|v| v.points).sum() {
+                    0 => state.overflowing = false,
+                    lost => {
+                        let why = "sending_queue is full: the oldest is dropped";
+                        self.overflow(&mut state, lost, why);
+                    }
+                }
                 state.add(&ticket);
                 state.waiting.push_back((ticket, None));
             }
             Err(e) => {
-                self.counters.enqueue_failed.add(ticket.points);
-                error!(exporter = %self.id, points = ticket.points, "cannot write to sending_queue::storage, data is lost: {e}");
+                for oldest in victims.into_iter().rev() {
+                    state.add(&oldest);
+                    state.waiting.push_front((oldest, None));
+                }
+                let why =
+                    format!("cannot write to sending_queue::storage ({e}): new data is dropped");
+                self.overflow(&mut state, ticket.points, &why);
             }
         }
         self.gauge(&state);
@@ -268,6 +290,9 @@ impl Store {
         let mut state = self.lock();
         let (requests, points) = (state.requests, state.points);
         state.waiting.clear();
+        if state.refused > 0 {
+            warn!(exporter = %self.id, points = state.refused, "so much has found no place in sending_queue since the start: it is lost");
+        }
         if requests == 0 {
             return;
         }
@@ -311,10 +336,11 @@ impl Store {
         fits || state.requests == 0
     }
 
-    fn overflow(&self, state: &mut State, points: u64, what: &str) {
+    fn overflow(&self, state: &mut State, points: u64, why: &str) {
         self.counters.enqueue_failed.add(points);
+        state.refused += points;
         if !std::mem::replace(&mut state.overflowing, true) {
-            warn!(exporter = %self.id, capacity = self.capacity, "sending_queue is full: {what}, and counted in wattpipe_exporter_enqueue_failed_points_total");
+            warn!(exporter = %self.id, capacity = self.capacity, "{why}, and counted in wattpipe_exporter_enqueue_failed_points_total");
         }
     }
 }

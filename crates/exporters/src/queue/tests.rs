@@ -55,6 +55,7 @@ fn options() -> QueueOptions {
         },
         timeout: Duration::from_secs(1),
         max_request_size: 1 << 20,
+        max_request_points: u64::MAX,
     }
 }
 
@@ -122,6 +123,33 @@ async fn gives_up_after_max_elapsed_time() {
 }
 
 #[tokio::test]
+async fn without_max_elapsed_time_it_never_gives_up() {
+    let mut o = options();
+    o.retry.max_elapsed_time = ConfigDuration::from_secs(0);
+    o.retry.max_interval = ConfigDuration::from_millis(1);
+    let script = Script { answers: Mutex::new(vec![retry(); 300]), ..Script::default() };
+    check(o, script, vec![request(10, 1)], (10, 0, 0)).await;
+}
+
+#[test]
+fn waits_grow_to_a_bound_and_vary() {
+    let retry = RetryConfig::default();
+    let mut interval = retry.initial_interval.0;
+    let mut seconds = Vec::new();
+    for _ in 0..7 {
+        seconds.push(interval.as_secs_f64());
+        for _ in 0..50 {
+            let wait = send::jitter(&retry, interval).as_secs_f64() / interval.as_secs_f64();
+            assert!((0.5..=1.5).contains(&wait), "{wait}");
+        }
+        interval = send::longer(&retry, interval);
+    }
+    assert_eq!(seconds, [5.0, 7.5, 11.25, 16.875, 25.3125, 30.0, 30.0]);
+    let exact = RetryConfig { randomization_factor: 0.0, ..retry };
+    assert_eq!(send::jitter(&exact, interval), interval);
+}
+
+#[tokio::test]
 async fn too_large_requests_are_halved() {
     let script = Script { max: Some(4), ..Script::default() };
     let script = check(options(), script, vec![request(10, 1)], (10, 0, 0)).await;
@@ -177,12 +205,28 @@ async fn windows_arrive_in_order_even_after_failures() {
 #[tokio::test]
 async fn small_requests_are_merged() {
     let mut o = options();
-    o.queue.batch =
-        Some(BatchConfig { sizer: Sizer::Items, min_size: 8, max_size: 10, ..Default::default() });
+    o.queue.batch = Some(BatchConfig { min_size: 8, max_size: 10, ..Default::default() });
     let requests = (0..9).map(|n| request(3, n)).collect();
     let script = check(o, Script::default(), requests, (27, 0, 0)).await;
     let sizes: Vec<usize> = script.got.lock().unwrap().iter().map(Bytes::len).collect();
     assert_eq!(sizes, [9, 9, 9]);
+}
+
+#[test]
+fn what_a_batch_counts() {
+    #[track_caller]
+    fn check(queue: Sizer, batch: Option<Sizer>, expected: (Sizer, (u64, u64))) {
+        let batch = BatchConfig { sizer: batch, max_size: 9000, ..Default::default() };
+        let c = QueueConfig { sizer: queue, batch: Some(batch), ..Default::default() };
+        assert_eq!((c.batch_sizer(), c.largest()), expected);
+    }
+    let (items, bytes) = ((9000, u64::MAX), (u64::MAX, 9000));
+    check(Sizer::Requests, None, (Sizer::Items, items));
+    check(Sizer::Items, None, (Sizer::Items, items));
+    check(Sizer::Bytes, None, (Sizer::Bytes, bytes));
+    check(Sizer::Bytes, Some(Sizer::Items), (Sizer::Items, items));
+    check(Sizer::Items, Some(Sizer::Bytes), (Sizer::Bytes, bytes));
+    assert_eq!(QueueConfig::default().largest(), (u64::MAX, u64::MAX));
 }
 
 #[tokio::test]

@@ -33,6 +33,8 @@ pub struct Inbox {
     pub headers: Arc<Mutex<Vec<MetadataMap>>>,
     pub answers: Arc<Mutex<VecDeque<Result<ExportMetricsServiceResponse, Status>>>>,
     pub asked: Arc<Mutex<u64>>,
+    /// How long it takes to answer.
+    pub takes: Duration,
 }
 
 impl Inbox {
@@ -42,6 +44,11 @@ impl Inbox {
         let inbox = Self::default();
         inbox.answers.lock().unwrap().extend(answers);
         inbox
+    }
+
+    /// Takes everything, each request after a while.
+    pub fn slow(takes: Duration) -> Self {
+        Self { takes, ..Self::default() }
     }
 
     /// All points, as (resource's pid or hw.id, metric, point).
@@ -88,6 +95,7 @@ impl MetricsService for Inbox {
         request: Request<ExportMetricsServiceRequest>,
     ) -> Result<Response<ExportMetricsServiceResponse>, Status> {
         *self.asked.lock().unwrap() += 1;
+        tokio::time::sleep(self.takes).await;
         let answer = self.answers.lock().unwrap().pop_front().unwrap_or_else(|| Ok(ok()));
         if answer.is_ok() {
             self.headers.lock().unwrap().push(request.metadata().clone());

@@ -211,7 +211,8 @@ impl Runner {
             if let Some(slot) = self.exporters.remove(&id) {
                 self.progress.forget(&id);
                 let shared = self.exporter_shared.clone();
-                tokio::spawn(async move { slot.drain(&shared).await });
+                let deadline = std::time::Instant::now() + shared.timeout;
+                tokio::spawn(slot.drain(shared, deadline));
                 applied.stopped.push(id);
             }
         }

@@ -5,7 +5,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
     sync::Arc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use tokio::{
@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     batch::Batch,
-    exporter::{ExportError, Exporter},
+    exporter::{Closer, ExportError, Exporter},
     privileges::Privileges,
     shutdown::{self, Shutdown, Trigger},
     telemetry::{Counter, Gauge, Telemetry},
@@ -38,15 +38,16 @@ pub(super) struct ExporterSlot {
     pub(super) backoff: Backoff,
     tx: mpsc::Sender<Batch>,
     rx: Arc<Mutex<mpsc::Receiver<Batch>>>,
-    stage: Arc<Stage>,
+    pub(super) stage: Arc<Stage>,
     worker: Option<Worker>,
     /// When it is started again after a panic.
-    pub(super) restart_at: Option<std::time::Instant>,
+    pub(super) restart_at: Option<Instant>,
     pub(super) generation: u64,
 }
 
 struct Worker {
     stop: Trigger,
+    closer: Option<Closer>,
     /// Whether it ended as it should, rather than by a panic.
     done: oneshot::Receiver<bool>,
 }
@@ -59,6 +60,25 @@ pub(super) struct Shared {
     pub(super) privileges: Privileges,
     pub(super) events: mpsc::Sender<Event>,
     pub(super) timeout: Duration,
+}
+
+impl Shared {
+    fn failed(&self, id: &str) -> Counter {
+        self.telemetry.counter(
+            "wattpipe_exporter_send_failed_points_total",
+            "Points that an exporter gave up on.",
+            &[("exporter", id)],
+        )
+    }
+
+    /// Counts what an exporter has not taken by the very end.
+    pub(super) fn abandon(&self, id: &str, stage: &Stage) {
+        let lost = stage.give_up(true);
+        if lost > 0 {
+            self.failed(id).add(lost);
+            warn!(exporter = %id, rows = lost, "data is lost: the exporter has not taken it before the end");
+        }
+    }
 }
 
 impl ExporterSlot {
@@ -127,7 +147,7 @@ impl ExporterSlot {
                             exporter.start().await
                         };
                         let ok = start.is_ok();
-                        let _ = started_tx.send(start);
+                        let _ = started_tx.send(start.map(|()| exporter.closer()));
                         if ok {
                             work(&id, generation, exporter.as_mut(), &rx, stopped, &shared, &stage)
                                 .await;
@@ -135,17 +155,19 @@ impl ExporterSlot {
                     });
                 });
                 let well = catch_unwind(run).is_ok();
+                let lost = stage.give_up(false);
                 let _ = done_tx.send(well);
                 if !well {
-                    let reason = "it panicked".to_owned();
+                    shared.failed(&id).add(lost);
+                    let reason = format!("it panicked, {lost} rows are lost");
                     let _ =
                         events.blocking_send(Event::ExporterPanicked { id, generation, reason });
                 }
             })
             .map_err(|e| format!("exporter `{id}`: cannot start its thread: {e}"))?;
         match started.await {
-            Ok(Ok(())) => {
-                self.worker = Some(Worker { stop, done });
+            Ok(Ok(closer)) => {
+                self.worker = Some(Worker { stop, closer, done });
                 Ok(())
             }
             Ok(Err(e)) => Err(format!("exporter `{id}`: {e}")),
@@ -153,9 +175,17 @@ impl ExporterSlot {
         }
     }
 
+    /// Tells the exporter when the end comes, so that it does not wait beyond it.
+    pub(super) fn close(&self, deadline: Instant) {
+        if let Some(closer) = self.worker.as_ref().and_then(|w| w.closer.as_ref()) {
+            closer(deadline);
+        }
+    }
+
     /// Stops the thread after its present batch; what is queued stays queued.
     pub(super) async fn stop(&mut self, timeout: Duration) {
-        if let Some(Worker { stop, done }) = self.worker.take() {
+        self.close(Instant::now() + timeout);
+        if let Some(Worker { stop, done, .. }) = self.worker.take() {
             stop.fire();
             if tokio::time::timeout(timeout, done).await.is_err() {
                 warn!(exporter = %self.part.id, "it does not stop; its thread is left behind");
@@ -165,19 +195,21 @@ impl ExporterSlot {
 
     /// Takes the queue's end away and waits until the thread has emptied it and ended. One that
     /// panicked, or waits to be started again, is started once more for what its queue has kept.
-    pub(super) async fn drain(mut self, shared: &Shared) {
+    pub(super) async fn drain(mut self, shared: Shared, deadline: Instant) {
+        self.close(deadline);
         // The channel stays open through this clone's life only.
         let (closed, _) = mpsc::channel(1);
         self.tx = closed;
         let mut well = false;
-        if let Some(Worker { stop, done }) = self.worker.take() {
+        if let Some(Worker { stop, done, .. }) = self.worker.take() {
             well = done.await.unwrap_or(false);
             drop(stop);
         }
         if !well && let Ok(made) = (self.part.make)() {
-            match self.start(made, shared).await {
+            match self.start(made, &shared).await {
                 Ok(()) => {
-                    if let Some(Worker { stop, done }) = self.worker.take() {
+                    self.close(deadline);
+                    if let Some(Worker { stop, done, .. }) = self.worker.take() {
                         let _ = done.await;
                         drop(stop);
                     }
@@ -197,11 +229,7 @@ async fn work(
     shared: &Shared,
     stage: &Stage,
 ) {
-    let failed = shared.telemetry.counter(
-        "wattpipe_exporter_send_failed_points_total",
-        "Points that an exporter gave up on.",
-        &[("exporter", id)],
-    );
+    let failed = shared.failed(id);
     let mut rx = rx.lock().await;
     loop {
         let batch = tokio::select! {
@@ -211,7 +239,7 @@ async fn work(
         };
         let Some(batch) = batch else { break };
         let window = window_of(&batch);
-        stage.begin();
+        stage.take(batch.items());
         let result = exporter.export(batch).await;
         stage.done();
         match result {
@@ -232,6 +260,13 @@ async fn work(
                 break;
             }
         }
+    }
+    // Of one that has failed for good.
+    while rx.is_closed()
+        && let Ok(batch) = rx.try_recv()
+    {
+        stage.leave(batch.items());
+        failed.add(batch.items());
     }
     match exporter.shutdown(shared.timeout).await {
         Ok(()) | Err(ExportError::Closed) => {}
@@ -260,9 +295,12 @@ impl Outlet {
 
     pub(super) fn send(&mut self, batch: Batch) {
         let (live, items) = (is_live(&batch), batch.items());
+        self.stage.enter(items);
         if !live {
             // An exporter that has ended reports that itself.
-            let _ = self.tx.blocking_send(batch);
+            if self.tx.blocking_send(batch).is_err() {
+                self.stage.leave(items);
+            }
             return;
         }
         let sent = if self.waiting() < self.max_waiting {
@@ -273,15 +311,20 @@ impl Outlet {
         match sent {
             Ok(()) => self.full = false,
             Err(mpsc::error::TrySendError::Full(_)) => {
-                self.refused.add(items);
+                self.refuse(items);
                 if !std::mem::replace(&mut self.full, true) {
                     warn!(exporter = %self.id, "the exporter is slower than its input: windows are dropped and counted in wattpipe_exporter_enqueue_failed_points_total");
                 }
             }
-            Err(mpsc::error::TrySendError::Closed(_)) => self.refused.add(items),
+            Err(mpsc::error::TrySendError::Closed(_)) => self.refuse(items),
         }
         self.queued.set(self.waiting() as f64);
         self.watch();
+    }
+
+    fn refuse(&self, items: u64) {
+        self.stage.leave(items);
+        self.refused.add(items);
     }
 
     /// Windows that wait.

@@ -74,6 +74,8 @@ impl Progress {
             begin: self.begin,
             since: AtomicU64::new(0),
             at: Mutex::default(),
+            waiting: AtomicU64::new(0),
+            present: AtomicU64::new(0),
         });
         let mut stages = self.stages.lock().unwrap_or_else(PoisonError::into_inner);
         stages.retain(|s| s.name != stage.name);
@@ -112,9 +114,35 @@ pub(super) struct Stage {
     /// Nanoseconds since `begin`; 0 while it waits.
     since: AtomicU64,
     at: Mutex<Option<Arc<str>>>,
+    /// Items that wait for an exporter, and those of its present batch.
+    waiting: AtomicU64,
+    present: AtomicU64,
 }
 
 impl Stage {
+    /// A batch is about to enter an exporter's queue.
+    pub(super) fn enter(&self, items: u64) {
+        self.waiting.fetch_add(items, Relaxed);
+    }
+
+    /// It has left the queue, or found no place there.
+    pub(super) fn leave(&self, items: u64) {
+        self.waiting.fetch_sub(items, Relaxed);
+    }
+
+    /// The exporter takes a batch out of its queue.
+    pub(super) fn take(&self, items: u64) {
+        self.leave(items);
+        self.present.store(items, Relaxed);
+        self.begin();
+    }
+
+    /// Gives up on the present batch, and with `all` on those that wait: how many items that costs.
+    pub(super) fn give_up(&self, all: bool) -> u64 {
+        let waiting = if all { self.waiting.swap(0, Relaxed) } else { 0 };
+        waiting + self.present.swap(0, Relaxed)
+    }
+
     /// It begins with a batch.
     pub(super) fn begin(&self) {
         let now = u64::try_from(self.begin.elapsed().as_nanos()).unwrap_or(u64::MAX);
@@ -128,6 +156,7 @@ impl Stage {
 
     /// It waits for the next batch.
     pub(super) fn done(&self) {
+        self.present.store(0, Relaxed);
         self.since.store(0, Relaxed);
     }
 

@@ -171,9 +171,13 @@ impl Runner {
     /// Stops the sources and empties each stage into the next, then tells how the run ended.
     pub async fn drain(mut self) -> Outcome {
         let limit = self.options.shutdown_timeout;
-        let deadline = tokio::time::Instant::now() + limit + std::time::Duration::from_secs(1);
+        let deadline = Instant::now() + limit;
         while let Some(event) = self.deferred.pop_front().or_else(|| self.events.try_recv().ok()) {
             self.handle(event);
+        }
+        // From the very beginning: one that waits for its receiver holds up a replayed stream.
+        for slot in self.exporters.values() {
+            slot.close(deadline);
         }
         for slot in &self.sources {
             if let State::Running(incarnation) = &slot.state {
@@ -182,7 +186,11 @@ impl Runner {
                 incarnation.gate.open();
             }
         }
-        let in_time = tokio::time::timeout_at(deadline, async {
+        let exporters = &mut self.exporters;
+        let stages: Vec<_> =
+            exporters.iter().map(|(id, slot)| (id.clone(), slot.stage.clone())).collect();
+        let backstop = deadline + std::time::Duration::from_secs(1);
+        let in_time = tokio::time::timeout_at(backstop.into(), async {
             while self.sources.iter().any(|s| matches!(s.state, State::Running(_))) {
                 match self.next_event().await {
                     Some(event) => self.drained(event),
@@ -192,13 +200,18 @@ impl Runner {
             // A source that does not end must not keep the chain from ending.
             let _ = self.chain.send(Message::Stop).await;
             let _ = (&mut self.chain_done).await;
+            let mut draining = tokio::task::JoinSet::new();
             for (_, slot) in std::mem::take(&mut self.exporters) {
-                slot.drain(&self.exporter_shared).await;
+                draining.spawn(slot.drain(self.exporter_shared.clone(), deadline));
             }
+            while draining.join_next().await.is_some() {}
         })
         .await;
         if in_time.is_err() {
             warn!(timeout = ?limit, "not everything drained within service::shutdown_timeout; the rest is lost");
+            for (id, stage) in stages {
+                self.exporter_shared.abandon(&id, &stage);
+            }
         }
         while let Ok(event) = self.events.try_recv() {
             self.drained(event);

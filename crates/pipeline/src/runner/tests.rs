@@ -13,7 +13,10 @@ use async_trait::async_trait;
 
 use super::*;
 use crate::{
-    batch::UsageBatch, exporter::ExportError, processor::ProcessorError, source::SourceContext,
+    batch::{State, UsageBatch, UsageRow},
+    exporter::ExportError,
+    processor::ProcessorError,
+    source::SourceContext,
     units::Nanos,
 };
 
@@ -66,7 +69,7 @@ impl Source for Ticker {
             let window = Window { end: Nanos(end), ..Window::default() };
             let batch = UsageBatch {
                 window,
-                rows: vec![],
+                rows: vec![row()],
                 zones: vec![],
                 readings: vec![],
                 slices: vec![],
@@ -82,6 +85,19 @@ impl Source for Ticker {
             }
         }
         Ok(())
+    }
+}
+
+fn row() -> UsageRow {
+    UsageRow {
+        process: None,
+        attributes: Arc::default(),
+        state: State::Running,
+        cpu: Nanos(1),
+        cycles: None,
+        switches: 1,
+        energy: Default::default(),
+        confidence: None,
     }
 }
 
@@ -236,8 +252,10 @@ async fn panics_cost_a_window_and_not_the_agent() {
     let step = Step { panics_at: 2, ..Step::default() };
     let graph = graph(&Ticker::to(6), (0, step), (0, keeper));
     // The source ends meanwhile: the exporter is started again to take what its queue has kept.
-    assert_eq!(run_to_end(graph).await.0, Outcome::Done);
+    let (outcome, telemetry) = run_to_end(graph).await;
+    assert_eq!(outcome, Outcome::Done);
     assert_eq!(*seen.lock().unwrap(), [1, 3, 5, 6]);
+    assert_eq!(lost(&telemetry, "keeper"), 1, "the row that it panicked on");
 }
 
 #[tokio::test]
@@ -338,6 +356,35 @@ async fn a_stuck_stage_is_named_and_holds_up_nobody() {
         }
     });
     assert_eq!(runner.drain().await, Outcome::Done);
+}
+
+/// Rows that an exporter gave up on, or that found its queue full.
+fn lost(telemetry: &Telemetry, exporter: &str) -> u64 {
+    let count = |name| telemetry.counter(name, "", &[("exporter", exporter)]).get();
+    count("wattpipe_exporter_send_failed_points_total")
+        + count("wattpipe_exporter_enqueue_failed_points_total")
+}
+
+#[tokio::test]
+async fn what_a_stuck_exporter_has_not_taken_is_counted_and_costs_others_nothing() {
+    let seen = Seen::default();
+    let ticker = Ticker { live: true, ..Ticker::to(u64::MAX) };
+    let mut graph = graph(&ticker, (0, Step::default()), (0, Keeper::new(&seen)));
+    graph.exporters.push(Part {
+        // Before the other one in every order by name.
+        id: "a".into(),
+        revision: Value::from(0),
+        make: Arc::new(|| Ok(Box::new(Sticky(Arc::default())))),
+    });
+    graph.pipelines[0].exporters.push("a".into());
+    let options = Options { shutdown_timeout: Duration::from_millis(100), ..Options::default() };
+    let telemetry = options.telemetry.clone();
+    let runner = Runner::start(graph, options).await.unwrap();
+    wait_for(&seen, 40).await;
+    assert_eq!(runner.drain().await, Outcome::Done);
+    let sent = ticker.next.load(SeqCst) - 1;
+    assert_eq!(seen.lock().unwrap().len() as u64 + lost(&telemetry, "keeper"), sent);
+    assert_eq!(lost(&telemetry, "a"), sent);
 }
 
 #[tokio::test]

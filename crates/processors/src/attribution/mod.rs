@@ -19,6 +19,7 @@ use tracing::warn;
 use wattpipe_pipeline::{
     Batch, BatchKind, BuildContext, Processor, ProcessorComponent, ProcessorError,
     batch::UsageBatch,
+    privileges::Privileges,
     registry::{BuildError, HostRoots},
     runner,
     telemetry::Telemetry,
@@ -51,6 +52,7 @@ pub struct Attribution {
     config: AttributionConfig,
     host: HostRoots,
     telemetry: Telemetry,
+    privileges: Privileges,
     replay: bool,
     cache: Cache,
     /// Recordings have a cache of their own: their pids are other processes.
@@ -84,6 +86,7 @@ impl ProcessorComponent for Attribution {
             config,
             host: context.host.clone(),
             telemetry: context.telemetry.clone(),
+            privileges: context.privileges.clone(),
             replay: context.replay,
             cache: Cache::new(&context.telemetry),
             recorded: Cache::new(&Telemetry::default()),
@@ -96,7 +99,13 @@ impl ProcessorComponent for Attribution {
 impl Processor for Attribution {
     fn start(&mut self) -> Result<(), ProcessorError> {
         if !self.replay && self.worker.is_none() {
-            let worker = Worker::start(&self.config, &self.host, &self.knowledge, &self.telemetry);
+            let worker = Worker::start(
+                &self.config,
+                &self.host,
+                &self.privileges,
+                &self.knowledge,
+                &self.telemetry,
+            );
             self.worker = worker
                 .inspect_err(|e| warn!("processes get kernel identity only, no look-ups: {e}"))
                 .ok();

@@ -11,12 +11,18 @@ use std::{
 use tokio::{sync::mpsc, task::JoinSet};
 use tracing::warn;
 use wattpipe_pipeline::{
+    identity::ProcessKind,
+    privileges::Privileges,
     registry::HostRoots,
     telemetry::{Counter, Telemetry},
+    units::Tgid,
 };
 use wattpipe_source::{
     cgroup::{self, CgroupTree, tree::Watching},
-    procfs::{details, namespace::PidNamespace},
+    procfs::{
+        details::{self, Details},
+        namespace::PidNamespace,
+    },
 };
 
 use super::{
@@ -70,6 +76,7 @@ impl Worker {
     pub fn start(
         config: &AttributionConfig,
         host: &HostRoots,
+        privileges: &Privileges,
         knowledge: &Arc<Knowledge>,
         telemetry: &Telemetry,
     ) -> std::io::Result<Self> {
@@ -77,6 +84,7 @@ impl Worker {
         let background = Background {
             config: config.clone(),
             host: host.clone(),
+            privileges: privileges.clone(),
             knowledge: knowledge.clone(),
             telemetry: telemetry.clone(),
             requests: requests.downgrade(),
@@ -111,6 +119,7 @@ impl Worker {
 struct Background {
     config: AttributionConfig,
     host: HostRoots,
+    privileges: Privileges,
     knowledge: Arc<Knowledge>,
     telemetry: Telemetry,
     /// The chain's queue from its other end: cgroups that appear are asked for at once, since a
@@ -222,13 +231,10 @@ impl Background {
     fn answer(&mut self, request: Request) {
         match request {
             Request::Process(key) => {
-                let found = self
-                    .joins
-                    .then(|| details::read(&self.host.procfs, key.pid, self.config.command_line));
+                let found = self.joins.then(|| self.details(key.pid)).flatten();
                 let suspended = details::suspended();
-                let found = found
-                    .flatten()
-                    .filter(|d| key.start.0 == 0 || d.started_at(key.start, suspended));
+                let found =
+                    found.filter(|d| key.start.0 == 0 || d.started_at(key.start, suspended));
                 self.knowledge.add_process(key, found);
             }
             Request::Container(Missing { container, pod }) => {
@@ -241,6 +247,17 @@ impl Background {
                 }
             }
         }
+    }
+
+    /// What `/proc` says. Another user's executable is told to the privileged alone.
+    fn details(&self, pid: Tgid) -> Option<Details> {
+        let read = || details::read(&self.host.procfs, pid, self.config.command_line);
+        let found = read()?;
+        if found.exe.is_some() || found.kind == Some(ProcessKind::Kernel) {
+            return Some(found);
+        }
+        let _raised = self.privileges.raise();
+        read()
     }
 
     fn ask_for_due(&mut self, helpers: &Helpers) {

@@ -12,6 +12,10 @@ use super::{
     slots::{IDLE, Life, SlotId, UNKNOWN},
 };
 
+/// Nanoseconds in which a thread that was preempted on its way out gets to its end: an exit so
+/// close to the edge waits for the next window, or the process would exit twice.
+const SETTLE: u64 = 10_000_000;
+
 impl Delta {
     pub(super) fn emit(&mut self, start: Nanos, edge: Nanos, live: bool) -> UsageBatch {
         let pairs = self.busy.settle(&mut self.accounts);
@@ -19,12 +23,14 @@ impl Delta {
         let mut rows = Vec::new();
         let mut busy = 0;
         let mut switches = [IDLE, UNKNOWN].iter().map(|s| self.accounts.total(*s).0.switches).sum();
+        // A recording's later windows cannot be waited for: what it holds decides.
+        let settled = if live { Nanos(edge.0.saturating_sub(SETTLE)) } else { edge };
         let ids: Vec<SlotId> = self.slots.processes().map(|(id, _)| id).collect();
         for id in ids {
             let (hot, cycles) = self.accounts.total(id);
             busy += hot.ns;
             switches += hot.switches;
-            let Some(state) = self.live_on(id, hot.ns, edge) else { continue };
+            let Some(state) = self.live_on(id, hot.ns, settled) else { continue };
             if state == State::Running && hot.ns == 0 && hot.switches == 0 {
                 continue;
             }
@@ -60,11 +66,12 @@ impl Delta {
         UsageBatch { window, rows, zones: Vec::new(), readings, slices, live }
     }
 
-    /// Moves a process along its life at an edge. `None`: its slot was released, nothing to tell.
-    fn live_on(&mut self, id: SlotId, ns: u64, edge: Nanos) -> Option<State> {
+    /// Moves a process along its life; who exited by `settled` and has no CPU is told as exited.
+    /// `None`: its slot was released, nothing to tell.
+    fn live_on(&mut self, id: SlotId, ns: u64, settled: Nanos) -> Option<State> {
         let on_cpu = || self.cpus.iter().any(|c| c.current() == id);
         match self.slots.get(id).life {
-            Life::Exiting(at) if at <= edge && !on_cpu() => {
+            Life::Exiting(at) if at <= settled && !on_cpu() => {
                 self.slots.set_life(id, Life::Reported);
                 Some(State::Exited)
             }

@@ -166,6 +166,25 @@ fn an_exit_is_reported_once_where_it_leaves_the_last_cpu() {
     assert_eq!(rows(&out[2]), []);
 }
 
+/// Preempted on its way out, 3 ms before the edge, it has the CPU once more after it.
+#[test]
+fn live_an_exit_close_to_the_edge_waits_for_what_its_thread_may_still_run() {
+    const MS: u64 = 1_000_000;
+    let check = |exit: u64, exited: [bool; 2]| {
+        let switch = |ms: u64, prev, next| SwitchesBuilder::new().switch(ms * MS, 0, prev, next);
+        let out = run([
+            start(1).process(1, Snapshot, 7, "a", 1).tick(5, 0, 7).live().edge(10),
+            switch(exit + 1, 7, 0).exit(exit * MS, 7).live().edge(100 * MS),
+            switch(101, 0, 7).switch(102 * MS, 0, 7, 0).live().edge(200 * MS),
+            SwitchesBuilder::new().tick(300 * MS + 1, 0, 0).live().edge(300 * MS),
+        ]);
+        let told = |i: usize| rows(&out[i]).iter().map(|r| r.4).collect::<Vec<_>>();
+        assert_eq!([told(0), told(1), told(2)], [vec![exited[0]], vec![exited[1]], vec![]]);
+    };
+    check(96, [false, true]);
+    check(80, [true, true]);
+}
+
 #[test]
 fn a_process_of_no_time_at_all_is_not_missed() {
     let out = run([

@@ -33,20 +33,21 @@ impl Counters {
         self.open.keys().eq(online)
     }
 
-    /// Opens what is online and closes what is not. A CPU that vanishes meanwhile is no error, and
-    /// is found offline next time.
-    pub(crate) fn follow(&mut self, online: &BTreeSet<u32>) -> io::Result<()> {
-        self.open.retain(|cpu, _| online.contains(cpu));
+    /// Opens what is online and not open, closes what is not online, and opens anew what stood still
+    /// (`frozen`). A CPU that vanishes meanwhile is no error, and is found offline next time. After
+    /// an error the others have been seen to all the same.
+    pub(crate) fn follow(&mut self, online: &BTreeSet<u32>, frozen: &[u32]) -> io::Result<()> {
+        self.open.retain(|cpu, _| online.contains(cpu) && !frozen.contains(cpu));
+        let mut result = Ok(());
         for &cpu in online {
             if !self.open.contains_key(&cpu) {
-                self.reopen(cpu)?;
+                result = result.and(self.open(cpu));
             }
         }
-        Ok(())
+        result
     }
 
-    /// Opens a CPU's counter anew.
-    pub(crate) fn reopen(&mut self, cpu: u32) -> io::Result<()> {
+    fn open(&mut self, cpu: u32) -> io::Result<()> {
         let event = match perf_event_open(self.event, cpu) {
             Ok(event) => event,
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => return Ok(()),

@@ -93,7 +93,7 @@ impl EbpfError {
             Self::OldKernel { .. } => "boot Linux 5.10 or newer",
             Self::NoCycles { .. } => {
                 "set `cycles: auto`; virtual machines often have no hardware counters, and \
-                 kernel.perf_event_paranoid above 2 hides them from processes without CAP_PERFMON"
+                 kernel.perf_event_paranoid above 2 hides them from processes without CAP_SYS_ADMIN"
             }
             Self::Refused { .. } => {
                 "see whether a security policy (lockdown, seccomp, LSM) forbids eBPF here, and try \

@@ -118,7 +118,7 @@ fn by_type_information(btf: &Btf) -> [Check; 3] {
 fn cycle_counter(host: &HostRoots) -> Check {
     let first = Cpus::read(&host.sysfs).ok().and_then(|cpus| cpus.online.first().copied());
     let cpu = first.unwrap_or(0);
-    match cycles::available(PerfEvent::Cycles, cpu) {
+    match cycles::available(PerfEvent::CYCLES, cpu) {
         Ok(()) => Check::ok("cycles", "hardware cycle counter"),
         Err(source) => Check {
             consequence: "work is weighed by time alone, not by cycles".to_owned(),

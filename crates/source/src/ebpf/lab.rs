@@ -162,7 +162,7 @@ fn options(
     Ok(Options {
         attach,
         clock,
-        cycles: counter.then_some(PerfEvent::SoftwareClock),
+        cycles: counter.then_some(PerfEvent::SOFTWARE_CLOCK),
         batch_events,
         ring_bytes: 8 << 20,
         hierarchy: super::hierarchy(&HostRoots::default()).1,

@@ -93,6 +93,8 @@ pub(crate) enum Flushed {
     Full,
     /// The CPU is offline.
     Offline,
+    /// This thread may not: before 5.19, with kernel.unprivileged_bpf_disabled, it takes CAP_BPF.
+    Forbidden,
     /// It does not work on this kernel.
     Failed,
 }
@@ -123,9 +125,9 @@ pub(crate) fn choose_cycles(
     wanted: super::Cycles,
     cpu: u32,
 ) -> Result<Option<PerfEvent>, EbpfError> {
-    match (wanted, cycles::available(PerfEvent::Cycles, cpu)) {
+    match (wanted, cycles::available(PerfEvent::CYCLES, cpu)) {
         (super::Cycles::Off, _) => Ok(None),
-        (_, Ok(())) => Ok(Some(PerfEvent::Cycles)),
+        (_, Ok(())) => Ok(Some(PerfEvent::CYCLES)),
         (super::Cycles::Auto, Err(_)) => Ok(None),
         (super::Cycles::On, Err(source)) => Err(EbpfError::NoCycles { cpu, source }),
     }
@@ -198,7 +200,7 @@ impl Probe {
             Some(event) => {
                 let mut counters = Counters::new(map_fd(&ebpf, "CYCLES")?, event);
                 counters
-                    .follow(&options.online)
+                    .follow(&options.online, &[])
                     .map_err(EbpfError::io("opening the cycle counters"))?;
                 Some(counters)
             }
@@ -258,6 +260,11 @@ impl Probe {
                 if e.io_error.raw_os_error() == Some(libc::ENXIO) =>
             {
                 Flushed::Offline
+            }
+            Err(ProgramError::SyscallError(e))
+                if e.io_error.raw_os_error() == Some(libc::EPERM) =>
+            {
+                Flushed::Forbidden
             }
             Err(error) => {
                 tracing::debug!("flush on CPU {cpu}: {error}");

@@ -36,7 +36,7 @@ mod proc_snapshot;
 mod reader;
 mod ring;
 mod stream;
-mod sys;
+pub(crate) mod sys;
 
 use std::{
     sync::{

@@ -14,7 +14,7 @@ use std::{
     },
 };
 
-use wattpipe_ebpf_probe_common::{BatchHeader, Entry};
+use wattpipe_ebpf_probe_common::{BatchHeader, Entry, FLAG_CYCLES};
 use wattpipe_pipeline::{
     batch::{Batch, CpuInfo, Edge, SwitchBatch, Topology},
     privileges::Privileges,
@@ -71,6 +71,8 @@ pub(crate) struct Reader {
     /// Of one CPU, while it is looked at; kept for its memory.
     copy: Vec<Entry>,
     privileges: Privileges,
+    /// `flush` works with raised privileges only.
+    raise_to_flush: bool,
 }
 
 /// When windows close and meters are read, in nanoseconds.
@@ -131,6 +133,7 @@ impl Reader {
             peeked: Vec::new(),
             copy: Vec::new(),
             privileges: Privileges::default(),
+            raise_to_flush: false,
         }
     }
 
@@ -149,6 +152,8 @@ impl Reader {
                 .map_err(EbpfError::io("preparing to sleep"))?
         };
         self.snapshot();
+        // Whom each CPU runs is known before the first window starts, not some µs into it.
+        self.complete_streams();
         let Ok(mut edge) = self.edge() else { return Ok(()) };
         let mut next = edge + length(&self.windows);
         let mut slice = self.first_slice(edge);
@@ -231,6 +236,8 @@ impl Reader {
     /// Makes each CPU's stream complete past now: a CPU that is idle, offline or not to be disturbed
     /// is looked at, the others are interrupted.
     fn complete_streams(&mut self) {
+        let privileges = self.privileges.clone();
+        let mut raised = self.raise_to_flush.then(|| privileges.raise());
         self.peeks.clear();
         self.peeked.clear();
         let cpus = std::mem::take(&mut self.cpus);
@@ -238,38 +245,48 @@ impl Reader {
             let online = cpus.online.contains(&cpu);
             let quiet = cpus.quiet.contains(&cpu);
             let idle = self.probe.batches.newest(cpu).is_some_and(|newest| newest.next == 0);
-            if online && !quiet && !idle && self.flush(cpu) {
-                continue;
+            if online && !quiet && !idle {
+                let mut flushed = self.flush(cpu);
+                if flushed == Flushed::Forbidden && !self.raise_to_flush {
+                    self.raise_to_flush = true;
+                    raised = Some(privileges.raise());
+                    flushed = self.flush(cpu);
+                }
+                if flushed == Flushed::Sent {
+                    continue;
+                }
             }
             self.peek(cpu);
         }
         self.cpus = cpus;
+        drop(raised);
     }
 
-    /// Whether the CPU has sent what it had.
-    fn flush(&mut self, cpu: u32) -> bool {
+    /// Lets the CPU send what it has.
+    fn flush(&mut self, cpu: u32) -> Flushed {
         // A ring smaller than what all CPUs may send now is emptied in between.
         for _ in 0..3 {
             if sys::current_cpu() != Some(cpu) {
                 self.gauges.ipis.add(1);
             }
             match self.probe.flush(cpu) {
-                Flushed::Sent => return true,
                 Flushed::Full => {
                     let head = self.probe.switches.head();
                     self.drain_life();
                     self.drain_switches(head, usize::MAX);
                 }
-                Flushed::Offline | Flushed::Failed => return false,
+                flushed => return flushed,
             }
         }
-        false
+        Flushed::Full
     }
 
     fn peek(&mut self, cpu: u32) {
         // What was taken of the open batch is only known once the batch's number is.
         let copy = &mut self.copy;
-        let Some(header) = self.probe.batches.copy(cpu, 0, copy) else { return };
+        let Some(mut header) = self.probe.batches.copy(cpu, 0, copy) else { return };
+        // The probe writes them when it sends: before the first time they are not there yet.
+        header.flags = if self.probe.counters.is_some() { FLAG_CYCLES } else { 0 };
         let from = self.streams.taken(cpu, header.sequence).min(header.count);
         let start = self.peeked.len();
         self.peeked.extend(copy.drain(from as usize..));
@@ -315,12 +332,11 @@ impl Reader {
                 for record in bytes.chunks_exact(RECORD_BYTES) {
                     self.lives.record(record, &mut self.batch.processes);
                 }
-                return;
             }
             Some(Err(error)) => tracing::warn!("the task iterator failed ({error}); reading /proc"),
             None => {}
         }
-        proc_snapshot::read(&self.host.procfs, &mut self.batch.processes);
+        proc_snapshot::complete(&self.host.procfs, &mut self.batch.processes);
     }
 
     fn follow_cpus(&mut self) {
@@ -335,14 +351,22 @@ impl Reader {
         }
         let privileges = self.privileges.clone();
         let _raised = privileges.raise();
-        let result = counters.follow(&self.cpus.online).and_then(|()| {
-            frozen
-                .into_iter()
-                .filter(|cpu| self.cpus.online.contains(cpu))
-                .try_for_each(|cpu| counters.reopen(cpu))
-        });
-        if let Err(error) = result {
-            tracing::warn!("a cycle counter cannot be opened: {error}");
+        // Cycles that leave out a CPU would be too few for whoever ran there: then there are none.
+        match (counters.follow(&self.cpus.online, &frozen), self.streams.uncounted) {
+            (Ok(()), false) => {}
+            (Ok(()), true) => {
+                tracing::info!("cycles are counted on every CPU again");
+                self.streams.uncounted = false;
+            }
+            (Err(_), true) => {}
+            (Err(error), false) => {
+                tracing::warn!(
+                    "no cycles from now on: the counter of a CPU that came back cannot be opened \
+                     ({error}); where kernel.perf_event_paranoid is above 2, set it to 2 or add \
+                     CAP_SYS_ADMIN to service::security::keep_capabilities"
+                );
+                self.streams.uncounted = true;
+            }
         }
     }
 

@@ -65,6 +65,8 @@ pub(crate) struct Streams {
     pub(crate) counts: StreamCounts,
     /// CPUs whose cycle counter stood still while they switched: see `cycles.rs`.
     pub(crate) frozen: Vec<u32>,
+    /// Not every CPU's cycles are counted: nobody's are told.
+    pub(crate) uncounted: bool,
 }
 
 impl Streams {
@@ -74,6 +76,7 @@ impl Streams {
             cpus: vec![Stream::default(); cpus as usize],
             counts: StreamCounts::default(),
             frozen: Vec::new(),
+            uncounted: false,
         }
     }
 
@@ -192,13 +195,13 @@ impl Streams {
                 next: Tgid(entry.next),
             }
         }));
+        let has_cycles = header.flags & FLAG_CYCLES != 0 && !self.uncounted;
         let new = &batch.entries[start..];
         let len = u32::try_from(new.len()).unwrap_or(u32::MAX);
         if let (Some(first), Some(newest)) = (new.first(), new.last()) {
             stream.floor = floor;
             stream.last = newest.ts.0;
-            let cycles = header.flags & FLAG_CYCLES != 0;
-            if cycles && first.cycles == newest.cycles && first.ts != newest.ts {
+            if has_cycles && first.cycles == newest.cycles && first.ts != newest.ts {
                 self.frozen.push(header.cpu);
             }
         }
@@ -211,7 +214,7 @@ impl Streams {
                 cpu: Cpu(header.cpu),
                 len,
                 tick_last,
-                has_cycles: header.flags & FLAG_CYCLES != 0,
+                has_cycles,
                 lost,
                 lost_ts: Nanos(lost_ts),
             });

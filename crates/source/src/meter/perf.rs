@@ -1,16 +1,16 @@
 //! RAPL by the perf `power` PMU, where powercap is absent: one counter per event and package,
 //! 64 bits wide, in units of 2⁻³² J as its `scale` file says.
-#![expect(unsafe_code, reason = "perf_event_open is a bare system call")]
 
 use std::{
     fs::File,
     io::{self, Read},
-    os::fd::FromRawFd,
     path::Path,
     sync::Arc,
 };
 
 use wattpipe_pipeline::units::Nanos;
+
+use crate::ebpf::sys::{PerfEvent, perf_event_open};
 
 use super::{Found, Meter, MeterKind, Problem, ProblemKind, ZoneInfo, files, zone};
 
@@ -30,11 +30,11 @@ const EVENTS: [(&str, &str, &str, &str); 5] = [
 
 /// What the PMU offers.
 pub(super) fn find(sysfs: &Path) -> Found {
-    find_with(sysfs, open)
+    find_with(sysfs, |event, cpu| perf_event_open(event, cpu).map(File::from))
 }
 
-/// `find` with a way to open counters: (PMU type, config, CPU).
-fn find_with(sysfs: &Path, open: impl Fn(u32, u64, u32) -> io::Result<File>) -> Found {
+/// `find` with a way to open an event's counter on a CPU.
+fn find_with(sysfs: &Path, open: impl Fn(PerfEvent, u32) -> io::Result<File>) -> Found {
     let mut found = Found::default();
     let pmu = sysfs.join("bus/event_source/devices/power");
     let Ok(pmu_type) = files::number(&pmu.join("type")) else {
@@ -63,7 +63,7 @@ fn find_with(sysfs: &Path, open: impl Fn(u32, u64, u32) -> io::Result<File>) -> 
             if found.zones.iter().any(|z| *z.zone.name == *name) {
                 continue;
             }
-            match open(pmu_type as u32, config, cpu) {
+            match open(PerfEvent { pmu: pmu_type as u32, config }, cpu) {
                 Ok(file) => {
                     counters.push(Counter { file, microjoules: joules * 1e6 });
                     let package = package.filter(|_| kind != "psys");
@@ -139,45 +139,6 @@ impl Meter for Perf {
     }
 }
 
-/// The kernel's `perf_event_attr` as far as its first version goes (`PERF_ATTR_SIZE_VER0`).
-#[repr(C)]
-#[derive(Default)]
-struct Attr {
-    kind: u32,
-    size: u32,
-    config: u64,
-    sample_period: u64,
-    sample_type: u64,
-    read_format: u64,
-    flags: u64,
-    wakeup_events: u32,
-    bp_type: u32,
-    config1: u64,
-}
-
-/// Opens a counter of all processes on a CPU.
-fn open(pmu_type: u32, config: u64, cpu: u32) -> io::Result<File> {
-    const CLOSE_ON_EXEC: libc::c_ulong = 8;
-    let attr = Attr { kind: pmu_type, size: size_of::<Attr>() as u32, config, ..Attr::default() };
-    // SAFETY: `attr` is a valid `perf_event_attr` of the size it states and outlives the call,
-    // which only reads it; the other arguments are plain numbers.
-    let fd = unsafe {
-        libc::syscall(
-            libc::SYS_perf_event_open,
-            &raw const attr,
-            -1 as libc::pid_t,
-            cpu as libc::c_int,
-            -1 as libc::c_int,
-            CLOSE_ON_EXEC,
-        )
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the kernel has just given this descriptor to us alone.
-    Ok(unsafe { File::from_raw_fd(fd as i32) })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -190,7 +151,6 @@ mod tests {
         assert_eq!(event_code("event=0x02"), Some(2));
         assert_eq!(event_code("config=1,event=5"), Some(5));
         assert_eq!(event_code("umask=1"), None);
-        assert_eq!(size_of::<Attr>(), 64);
     }
 
     #[test]
@@ -215,9 +175,9 @@ mod tests {
         );
         put("devices/system/cpu/cpu0/topology/physical_package_id", "0\n");
         put("devices/system/cpu/cpu8/topology/physical_package_id", "1\n");
-        let counts = |_: u32, config: u64, cpu: u32| {
+        let counts = |event: PerfEvent, cpu: u32| {
             let mut file = tempfile::tempfile()?;
-            file.write_all(&(((config << 32) * u64::from(cpu + 1)).to_ne_bytes()))?;
+            file.write_all(&(((event.config << 32) * u64::from(cpu + 1)).to_ne_bytes()))?;
             io::Seek::rewind(&mut file)?;
             Ok(file)
         };
@@ -229,8 +189,7 @@ mod tests {
         found.meters[0].0.read(Nanos(0), &mut |zone, uj| out.push((zone, uj)));
         assert_eq!(out, [(0, 2_000_000), (1, 18_000_000), (2, 5_000_000)]);
 
-        let denied =
-            find_with(dir.path(), |_, _, _| Err(io::Error::from_raw_os_error(libc::EACCES)));
+        let denied = find_with(dir.path(), |_, _| Err(io::Error::from_raw_os_error(libc::EACCES)));
         assert!(denied.zones.is_empty() && denied.problems[0].remedy.contains("CAP_PERFMON"));
     }
 }

@@ -52,11 +52,14 @@ fn drain(probe: &mut Probe, streams: &mut Streams) -> SwitchBatch {
 fn every_variant_loads_attaches_and_delivers() {
     for attach in [Attach::Btf, Attach::RawTracepoint] {
         for clock in [Clock::Monotonic, Clock::Scheduler] {
-            for cycles in [None, Some(PerfEvent::SoftwareClock)] {
+            for cycles in [None, Some(PerfEvent::SOFTWARE_CLOCK)] {
                 for batch_events in [128, 7, 1] {
-                    let options = Options { attach, clock, cycles, batch_events, ..options() };
-                    let mut probe = Probe::load(sysfs(), &options).unwrap();
+                    // A busy host fills much ring with records of one switch meanwhile.
+                    let ring_bytes = 16 << 20;
+                    let options =
+                        Options { attach, clock, cycles, batch_events, ring_bytes, ..options() };
                     let before = sys::monotonic();
+                    let mut probe = Probe::load(sysfs(), &options).unwrap();
                     for _ in 0..300 {
                         std::thread::sleep(std::time::Duration::from_micros(50));
                     }
@@ -76,8 +79,8 @@ fn every_variant_loads_attaches_and_delivers() {
                     assert_eq!(streams.counts.malformed + streams.counts.lost, 0, "{options:?}");
                     if clock == Clock::Monotonic {
                         let times = || batch.entries.iter().map(|e| e.ts.0);
-                        assert!(times().max().unwrap() <= after);
-                        assert!(times().min().unwrap() + 1_000_000_000 >= before);
+                        assert!(times().max().unwrap() <= after, "{options:?}");
+                        assert!(times().min().unwrap() >= before, "{options:?}");
                     }
                     let counted = batch.blocks.iter().all(|b| b.has_cycles);
                     assert_eq!(counted, cycles.is_some());

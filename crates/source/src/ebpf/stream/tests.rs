@@ -39,6 +39,20 @@ fn a_record_becomes_a_block() {
 }
 
 #[test]
+fn cycles_are_told_while_every_cpu_has_them() {
+    let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
+    let mut check = |sequence, uncounted| {
+        let head = BatchHeader { flags: FLAG_CYCLES, ..header(sequence, 0) };
+        streams.uncounted = uncounted;
+        streams.record(&bytes(head, &[(sequence, 1, 2)]), &mut batch);
+        assert_eq!(batch.blocks.last().map(|b| b.has_cycles), Some(!uncounted));
+    };
+    check(1, false);
+    check(2, true);
+    check(3, false);
+}
+
+#[test]
 fn lost_entries_are_told_once_with_the_last_known_time() {
     let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
     streams.record(&bytes(header(0, 0), &[(10, 1, 2)]), &mut batch);
