@@ -143,6 +143,12 @@ fn play(
             return Ok(());
         }
     }
+    if assembler.late > 0 {
+        warn!(
+            records = assembler.late,
+            "records of one CPU go back in time; each counts as of the moment of the one before"
+        );
+    }
     let (rest, left) = assembler.finish();
     send(rest);
     if left > 0 {
