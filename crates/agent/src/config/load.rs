@@ -11,6 +11,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use wattpipe_pipeline::{
     ConfigProblem, Registry,
     exporter::Exporter,
+    identity::attr,
     processor::Processor,
     registry::{Config, Entry, Factory, parse_config},
     source::Source,
@@ -269,7 +270,10 @@ impl Loader<'_> {
             let kind = id.split('/').next().unwrap_or(&id);
             match entries.iter().find(|e| e.answers_to(kind)) {
                 Some(entry) => {
-                    if let Some(factory) = self.parse(value, path, entry.schema, entry.parse) {
+                    if let Some(factory) =
+                        self.parse(value, path.clone(), entry.schema, entry.parse)
+                    {
+                        self.check_attributes(&path, &factory.attributes());
                         let factory = Arc::from(factory);
                         components.insert(id, Component { entry: *entry, factory });
                     }
@@ -379,6 +383,17 @@ impl Loader<'_> {
                     self.found.push(diagnostic);
                 }
                 None
+            }
+        }
+    }
+
+    /// Warns of attributes that nothing sets, where the name is nearly one that something sets:
+    /// a processor of somebody else's may set others.
+    fn check_attributes(&mut self, path: &[String], named: &[(Vec<String>, &str)]) {
+        for (below, name) in named.iter().filter(|(_, name)| !attr::ALL.contains(name)) {
+            if let Some(meant) = nearest(name, attr::ALL.iter().copied()) {
+                let path = [path, below].concat();
+                self.warn(&path, format!("unknown attribute `{name}`; did you mean `{meant}`?"));
             }
         }
     }

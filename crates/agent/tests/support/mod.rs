@@ -16,6 +16,7 @@ use wattpipe_pipeline::{
     registry::BuildError,
     units::{ConfigDuration, ConfigSize, Nanos, Secret},
 };
+use wattpipe_processors::{aggregate::Aggregate, filter::Filter};
 
 /// The test registry's builder.
 pub fn agent() -> AgentBuilder {
@@ -26,6 +27,8 @@ pub fn agent() -> AgentBuilder {
         .processor::<Attribution>()
         .processor::<PowerModel>()
         .processor::<Top>()
+        .processor::<Filter>()
+        .processor::<Aggregate>()
         .exporter::<Stdout>()
         .exporter::<Otlp>()
 }
