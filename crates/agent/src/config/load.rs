@@ -420,9 +420,8 @@ fn is_id(id: &str) -> bool {
     parts && !id.contains(char::is_whitespace)
 }
 
-/// The name in `unknown key `x`` and its like.
+/// The name in `unknown key `x`` and its like; none where more is said than that.
 fn wrong_name(message: &str) -> Option<String> {
-    let rest = message.strip_prefix("unknown ")?;
-    let (_, rest) = rest.split_once('`')?;
-    rest.split_once('`').map(|(name, _)| name.to_owned())
+    let (_, name) = message.strip_prefix("unknown ")?.strip_suffix('`')?.split_once('`')?;
+    Some(name.to_owned()).filter(|name| !name.contains('`'))
 }

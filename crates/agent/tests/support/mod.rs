@@ -260,8 +260,15 @@ pub struct OtlpConfig {
     pub token: Secret,
     pub timeout: ConfigDuration,
     pub headers: std::collections::BTreeMap<String, Secret>,
+    pub tls: Option<Tls>,
 }
 impl Config for OtlpConfig {}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tls {
+    pub insecure: bool,
+}
 
 pub struct Otlp;
 #[async_trait]
