@@ -122,7 +122,13 @@ pub fn load_texts(
 ) -> (Option<Loaded>, Report) {
     let mut sources = SourceSet::default();
     let mut report = Report::default();
-    let mut loader = Loader { registry, layers: Layers::default(), found: Vec::new(), partial };
+    let mut loader = Loader {
+        registry,
+        layers: Layers::default(),
+        found: Vec::new(),
+        misplaced: BTreeSet::new(),
+        partial,
+    };
     for (name, text) in texts {
         let source = sources.add(name, text);
         let parsed = yaml::parse(source, sources.text(source));
@@ -154,6 +160,8 @@ pub(super) struct Loader<'a> {
     pub(super) registry: &'a Registry,
     pub(super) layers: Layers,
     pub(super) found: Vec<Diagnostic>,
+    /// Section and id of components that stand among another's keys: reported there, once.
+    pub(super) misplaced: BTreeSet<(String, String)>,
     /// A text is missing or no YAML: what it defines is not known, so nothing is called undefined.
     partial: bool,
 }
@@ -378,12 +386,36 @@ impl Loader<'_> {
                         false => self.layers.locate_value(&full),
                     };
                     let mut diagnostic = Diagnostic::error(span, &full, problem.message);
-                    diagnostic.wrong_name = wrong_name(&diagnostic.message);
-                    diagnostic.allowed = problem.allowed;
+                    match full.as_slice() {
+                        [section, _, .., id] if key && self.is_type(section, id) => {
+                            let what = section.trim_end_matches('s');
+                            let article = if what == "exporter" { "an" } else { "a" };
+                            diagnostic.message = format!(
+                                "unknown key `{id}`, which is {article} {what}: is it indented too deep?"
+                            );
+                            self.misplaced.insert((section.clone(), id.clone()));
+                        }
+                        _ => {
+                            diagnostic.wrong_name = wrong_name(&diagnostic.message);
+                            diagnostic.allowed = problem.allowed;
+                        }
+                    }
                     self.found.push(diagnostic);
                 }
                 None
             }
+        }
+    }
+
+    /// Whether the type of `id` is compiled in for `section`.
+    pub(super) fn is_type(&self, section: &str, id: &str) -> bool {
+        let kind = id.split('/').next().unwrap_or(id);
+        match section {
+            "sources" => self.registry.source(kind).is_some(),
+            "processors" => self.registry.processor(kind).is_some(),
+            "exporters" => self.registry.exporter(kind).is_some(),
+            "extensions" => EXTENSIONS.iter().any(|e| e.name == kind),
+            _ => false,
         }
     }
 

@@ -88,16 +88,18 @@ fn references(
         let span = loader.layers.locate(&at);
         if ids[..i].contains(id) {
             loader.error(&at, format!("{what} `{id}` is named twice"));
-        } else if !known.contains(id) {
-            loader.found.push(
-                Diagnostic::error(
-                    span,
-                    &at,
-                    format!("{what} `{id}` is not defined under `{section}`"),
-                )
-                .allow(known.iter().cloned())
-                .for_name(id),
-            );
+        } else if !known.contains(id)
+            && !loader.misplaced.contains(&(section.to_owned(), id.clone()))
+        {
+            let message = format!("{what} `{id}` is not defined under `{section}`");
+            let mut diagnostic =
+                Diagnostic::error(span, &at, message).allow(known.iter().cloned()).for_name(id);
+            if diagnostic.nearest().is_none() && loader.is_type(section, id) {
+                let kind = id.split('/').next().unwrap_or(id);
+                let hint = format!("; `{kind}` exists: add `{id}:` under `{section}`");
+                diagnostic.message.push_str(&hint);
+            }
+            loader.found.push(diagnostic);
         }
     }
 }
