@@ -247,6 +247,7 @@ impl Loader<'_> {
             };
             pipelines::check_references(self, service, &defined);
             pipelines::check_kinds(self, service, &sources, &processors, &exporters);
+            pipelines::check_sense(self, service, &sources, &processors, &exporters);
         }
         Some(Loaded {
             host: host?,
