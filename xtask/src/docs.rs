@@ -1,4 +1,4 @@
-//! `cargo xtask docs`: writes `config/reference.yaml` and `docs/components.md`. The test that says
+//! `cargo xtask docs`: writes `config/reference.yaml`, `docs/components.md` and `docs/metrics.md`. The test that says
 //! whether they are fresh is also what writes them, so that both see the same components.
 
 use std::process::Command;

@@ -69,7 +69,8 @@ pub(crate) fn examples() -> Result<()> {
 /// The stranger's crate: its tests, and that its agent knows its components.
 fn custom_processor() -> Result<()> {
     let dir = root().join("examples/custom-processor");
-    for args in [&["test", "--quiet"][..], &["build", "--quiet"]] {
+    // `--locked`: what cargo would change in its lock file is to be committed.
+    for args in [&["test", "--quiet", "--locked"][..], &["build", "--quiet", "--locked"]] {
         run(cargo(args).current_dir(&dir).env("CARGO_TARGET_DIR", target()))?;
     }
     let agent = binary(&dir, "custom-processor");

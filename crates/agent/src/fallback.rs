@@ -46,7 +46,7 @@ pub(crate) async fn without_ebpf(mut runner: Runner, loaded: Loaded, setup: &Set
         warn!("{reason}");
     }
     warn!(
-        "falling back to the procfs source: it sees only what outlives a window, and no switches"
+        "falling back to the procfs source: it sees only what outlives a window, and no process's switches"
     );
     Choice::Instead(other, input)
 }

@@ -124,7 +124,8 @@ enum Record<'a> {
         state: State,
         cpu_ns: Nanos,
         cycles: Option<u64>,
-        switches: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        switches: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         joules: Option<Joules<'a>>,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -189,6 +190,15 @@ mod tests {
                 r#"{"type":"usage","start":"2026-09-21T14:13:21.000000000Z","end":"2026-09-21T14:13:22.000000000Z","attributes":{"process.creation.time":"2026-09-21T14:13:20.000000500Z","process.executable.name":"a","process.pid":7},"state":"running","cpu_ns":250000000,"cycles":null,"switches":1,"confidence":null}"#,
             ],
         );
+    }
+
+    #[test]
+    fn a_source_that_sees_no_switches_has_no_such_key() {
+        let batch = Usage::window(0, 1).process(7, "a", 500, 2).without_switches().build();
+        let mut out = Vec::new();
+        write_lines(&batch, &mut out).unwrap();
+        let usage = String::from_utf8(out).unwrap().lines().last().unwrap().to_owned();
+        assert!(usage.contains(r#""cycles":null,"confidence":null"#), "{usage}");
     }
 
     #[test]

@@ -81,7 +81,7 @@ impl Usage {
             state: State::Running,
             cpu: Nanos(cpu),
             cycles: None,
-            switches: 1,
+            switches: Some(1),
             energy: Default::default(),
             confidence: None,
         });
@@ -100,6 +100,14 @@ impl Usage {
     pub fn energy(mut self, zone: u16, active: f64, idle: f64) -> Self {
         if let Some(row) = self.0.rows.last_mut() {
             row.energy.push(RowEnergy { zone, active, idle });
+        }
+        self
+    }
+
+    /// The row before is of a source that sees no switches.
+    pub fn without_switches(mut self) -> Self {
+        if let Some(row) = self.0.rows.last_mut() {
+            row.switches = None;
         }
         self
     }
@@ -123,7 +131,7 @@ impl Usage {
     pub fn build(mut self) -> UsageBatch {
         let w = &mut self.0.window;
         w.busy = Nanos(self.0.rows.iter().map(|r| r.cpu.0).sum());
-        w.switches = self.0.rows.iter().map(|r| r.switches).sum();
+        w.switches = self.0.rows.iter().filter_map(|r| r.switches).sum();
         w.idle = Nanos(u64::from(w.cpus) * w.duration().0).since(w.busy);
         self.0
     }

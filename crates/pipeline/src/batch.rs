@@ -291,8 +291,8 @@ pub struct UsageRow {
     pub cpu: Nanos,
     /// CPU cycles, where counters worked.
     pub cycles: Option<u64>,
-    /// Switches away from it.
-    pub switches: u64,
+    /// Switches away from it, where the source sees them.
+    pub switches: Option<u64>,
     /// Energy per zone, by index into [`UsageBatch::zones`].
     pub energy: SmallVec<[RowEnergy; 2]>,
     /// How far its power could be told from the others'; `None` where nothing is learnt.

@@ -36,7 +36,7 @@ fn rows() -> Vec<UsageRow> {
                 state: State::Running,
                 cpu: Nanos(1),
                 cycles: None,
-                switches: 1,
+                switches: Some(1),
                 energy: Default::default(),
                 confidence: None,
             }

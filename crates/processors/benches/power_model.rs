@@ -58,7 +58,7 @@ fn rows() -> Vec<UsageRow> {
                 state: State::Running,
                 cpu: Nanos(20_000_000),
                 cycles: Some(60_000_000),
-                switches: 10,
+                switches: Some(10),
                 energy: SmallVec::new(),
                 confidence: None,
             }

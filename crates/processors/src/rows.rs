@@ -17,7 +17,7 @@ pub const REST: &str = "wattpipe.rest";
 pub struct Sum {
     cpu: Nanos,
     cycles: Option<u64>,
-    switches: u64,
+    switches: Option<u64>,
     energy: smallvec::SmallVec<[RowEnergy; 2]>,
     /// Σ confidence × CPU time and the CPU time it covers.
     confidence: (f64, f64),
@@ -27,9 +27,10 @@ impl Sum {
     /// Adds `row`, whose zone indices become `zones[index]`.
     pub fn add(&mut self, row: &UsageRow, zones: impl Fn(u16) -> u16) {
         self.cpu.0 += row.cpu.0;
-        self.switches += row.switches;
-        if let Some(cycles) = row.cycles {
-            *self.cycles.get_or_insert(0) += cycles;
+        for (sum, more) in [(&mut self.switches, row.switches), (&mut self.cycles, row.cycles)] {
+            if let Some(more) = more {
+                *sum.get_or_insert(0) += more;
+            }
         }
         for share in &row.energy {
             let zone = zones(share.zone);
@@ -87,7 +88,7 @@ pub(crate) mod testing {
             state: State::Running,
             cpu: Nanos(cpu),
             cycles: Some(cpu * 2),
-            switches: 3,
+            switches: Some(3),
             energy: [share(0, joules), share(1, joules / 10.0)].into_iter().collect(),
             confidence: Some(0.5),
         }
@@ -131,7 +132,7 @@ pub(crate) mod testing {
                 busy: Nanos(busy),
                 idle: Nanos(2 * SECOND - busy - unattributed),
                 unattributed: Nanos(unattributed),
-                switches: rows.iter().map(|r| r.switches).sum(),
+                switches: rows.iter().filter_map(|r| r.switches).sum(),
                 lost: 0,
                 complete: true,
             },

@@ -1,12 +1,14 @@
 //! Documents that are made from what is compiled in: the JSON Schema of the configuration file,
-//! `config/reference.yaml` and `docs/components.md`. One source of truth: the components' own
+//! `config/reference.yaml`, `docs/components.md` and `docs/metrics.md`. One source of truth: the components' own
 //! types, their comments and defaults.
 
 mod components;
+mod metrics;
 mod reference;
 mod schema;
 
 pub use components::components_md;
+pub use metrics::metrics_md;
 pub use reference::reference_yaml;
 pub use schema::schema;
 

@@ -133,7 +133,7 @@ async fn diagnose(roots: &HostRoots, registry: &Registry) -> Diagnosis {
     findings.push(host::statistics(roots));
     let source = match works {
         true => "source: ebpf (every context switch, exact)",
-        false => "source: procfs (what outlives a window; no switches)",
+        false => "source: procfs (what outlives a window, no process's switches)",
     };
     let cgroup = findings.iter().find(|f| f.area == "cgroups").map(|f| f.found.clone());
     let used = [Some(source.to_owned()), Some(energy), cgroup.map(|c| format!("cgroups: {c}"))];

@@ -55,7 +55,7 @@ impl Totals {
                 continue;
             }
             sums.cpu_ns += row.cpu.0;
-            sums.switches += row.switches;
+            sums.switches += row.switches.unwrap_or(0);
             for energy in &row.energy {
                 if let Some(zone) = usage.zones.get(usize::from(energy.zone)) {
                     *sums.zones.entry(zone.zone.name.to_string()).or_default() +=

@@ -92,7 +92,9 @@ pub(super) fn write(batch: &UsageBatch, out: &mut Vec<u8>) -> Result<u64, csv::E
         let attributes = Some(&*row.attributes);
         let mut put = |of, value: String, unit| lines.put(attributes, state, of, &value, unit);
         put(["cpu_time", "", "", ""], row.cpu.as_secs_f64().to_string(), "s")?;
-        put(["context_switches", "", "", ""], row.switches.to_string(), "1")?;
+        if let Some(switches) = row.switches {
+            put(["context_switches", "", "", ""], switches.to_string(), "1")?;
+        }
         if let Some(cycles) = row.cycles {
             put(["cycles", "", "", ""], cycles.to_string(), "1")?;
         }

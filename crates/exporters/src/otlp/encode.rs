@@ -135,8 +135,8 @@ impl Points {
         let level = entity.level.index();
         let cpu = Number::AsDouble(entity.cpu.as_secs_f64());
         let mut metrics = vec![self.sum(&semconv::CPU_TIME[level], vec![point(cpu, base.clone())])];
-        if entity.level == Level::Process {
-            let switches = i64::try_from(entity.switches).unwrap_or(i64::MAX);
+        if let (Level::Process, Some(switches)) = (entity.level, entity.switches) {
+            let switches = i64::try_from(switches).unwrap_or(i64::MAX);
             let point = point(Number::AsInt(switches), base.clone());
             metrics.push(self.sum(&semconv::CONTEXT_SWITCHES, vec![point]));
         }

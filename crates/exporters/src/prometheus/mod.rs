@@ -115,8 +115,12 @@ impl Exporter for PrometheusExporter {
                 "cannot listen on `{endpoint}`: {e}; choose another `endpoint`"
             ))
         })?;
-        let app =
-            Router::new().route(&self.config.path, get(scrape)).with_state(self.shared.clone());
+        let path = self.config.path.clone();
+        let mut app = Router::new().route(&path, get(scrape)).with_state(self.shared.clone());
+        if path != "/" {
+            // Who opens the port in a browser learns where the metrics are.
+            app = app.route("/", get(async move || format!("wattpipe: metrics are at {path}\n")));
+        }
         let (stop, mut stopped) = watch::channel(false);
         if let Ok(address) = listener.local_addr() {
             info!("serving http://{address}{}", self.config.path);

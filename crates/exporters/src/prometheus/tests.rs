@@ -96,6 +96,15 @@ async fn ended_workloads_stay_for_the_expiration_and_no_longer() {
 }
 
 #[tokio::test]
+async fn what_no_source_sees_has_no_sample() {
+    let mut exporter = build(PrometheusConfig::default());
+    exporter.export(window().without_switches().batch()).await.unwrap();
+    let page = exporter.page(false);
+    assert!(page.contains("process_cpu_time_seconds_total{"), "{page}");
+    assert!(!page.contains("context_switches"), "{page}");
+}
+
+#[tokio::test]
 async fn all_attributes_become_labels_where_asked_for() {
     let config =
         PrometheusConfig { resource_to_telemetry_conversion: true, ..PrometheusConfig::default() };
@@ -113,19 +122,22 @@ async fn scrapes_over_http() {
         build(PrometheusConfig { endpoint: endpoint.clone(), ..PrometheusConfig::default() });
     exporter.start().await.unwrap();
     exporter.export(window().batch()).await.unwrap();
-    for (accept, kind) in [
-        ("text/plain", "text/plain; version=0.0.4"),
-        ("application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.1", "application/openmetrics"),
+    let open_metrics = "application/openmetrics-text;version=1.0.0;q=0.5,*/*;q=0.1";
+    let sample = "hw_energy_joules_total{";
+    for (path, accept, kind, body) in [
+        ("/metrics", "text/plain", "text/plain; version=0.0.4", sample),
+        ("/metrics", open_metrics, "application/openmetrics", sample),
+        ("/", "text/html", "text/plain", "metrics are at /metrics\n"),
     ] {
         let mut stream = tokio::net::TcpStream::connect(&endpoint).await.unwrap();
         let request = format!(
-            "GET /metrics HTTP/1.1\r\nhost: x\r\naccept: {accept}\r\nconnection: close\r\n\r\n"
+            "GET {path} HTTP/1.1\r\nhost: x\r\naccept: {accept}\r\nconnection: close\r\n\r\n"
         );
         stream.write_all(request.as_bytes()).await.unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         assert!(answer.starts_with("HTTP/1.1 200") && answer.contains(kind), "{answer}");
-        assert!(answer.contains("hw_energy_joules_total{"), "{answer}");
+        assert!(answer.contains(body), "{answer}");
     }
     // A taken port is an error with a remedy.
     let mut second = build(PrometheusConfig { endpoint, ..PrometheusConfig::default() });

@@ -107,10 +107,13 @@ impl Page<'_> {
         for (e, labels) in of {
             self.sample(out, cpu, labels, e.cpu.as_secs_f64(), e.start);
         }
-        if level == Level::Process {
-            self.head(out, &semconv::CONTEXT_SWITCHES);
+        if level == Level::Process && of.iter().any(|(e, _)| e.switches.is_some()) {
+            let metric = &semconv::CONTEXT_SWITCHES;
+            self.head(out, metric);
             for (e, labels) in of {
-                self.sample(out, &semconv::CONTEXT_SWITCHES, labels, e.switches as f64, e.start);
+                if let Some(switches) = e.switches {
+                    self.sample(out, metric, labels, switches as f64, e.start);
+                }
             }
         }
         if of.iter().all(|(e, _)| e.energy.is_empty()) {

@@ -297,7 +297,7 @@ impl Dispatcher {
     }
 }
 
-/// Counts and tells of a loss, once per reason and exporter until something goes through again.
+/// Tells of a loss, which the caller counts.
 fn report_loss(id: &str, points: u64, reason: &str) {
     warn!(exporter = %id, points, "data is lost: {reason}");
 }

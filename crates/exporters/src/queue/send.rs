@@ -146,21 +146,27 @@ impl Courier {
             if !self.failing.swap(true, Relaxed) {
                 warn!(exporter = %self.id, "cannot deliver: {reason}; it is tried again (`retry_on_failure`)");
             }
-            let wait = after.unwrap_or_else(|| jitter(&self.retry, interval));
+            let wait = match (after, self.closing()) {
+                (Some(after), _) => after,
+                // The waits are short then: those that were to come say nothing of the time that
+                // will have passed.
+                (None, true) => jitter(&self.retry, interval).min(CLOSING_WAIT),
+                (None, false) => jitter(&self.retry, interval),
+            };
             interval = longer(&self.retry, interval);
-            let limit = self.retry.max_elapsed_time.0;
-            if !limit.is_zero() && began.elapsed() + wait > limit {
-                report_loss(
-                    &self.id,
-                    request.points,
-                    &format!("{reason}, for {limit:?} (`max_elapsed_time`)"),
-                );
+            let (tried, limit) = (began.elapsed(), self.retry.max_elapsed_time.0);
+            if !limit.is_zero() && tried + wait > limit {
+                report_loss(&self.id, request.points, &given_up(&reason, tried, limit));
                 return Attempt::Lost;
             }
             if !self.wait(wait, after.is_some()).await {
                 return Attempt::Closing;
             }
         }
+    }
+
+    fn closing(&self) -> bool {
+        self.closes.borrow().is_some()
     }
 
     /// Waits before the next attempt; false where the end of the agent leaves no time for one.
@@ -184,6 +190,13 @@ impl Courier {
         tokio::time::sleep_until(until.into()).await;
         true
     }
+}
+
+/// The next attempt would come too late; `tried` is the time since the first.
+pub(super) fn given_up(reason: &str, tried: Duration, limit: Duration) -> String {
+    format!(
+        "{reason}; tried for {tried:.1?}, the next attempt would be after {limit:?} (`max_elapsed_time`)"
+    )
 }
 
 /// The next interval.

@@ -122,6 +122,30 @@ async fn gives_up_after_max_elapsed_time() {
     check(o, script, vec![request(10, 1)], (0, 10, 0)).await;
 }
 
+#[test]
+fn a_loss_tells_the_time_that_passed() {
+    let (tried, limit) = (Duration::from_millis(12_480), Duration::from_secs(20));
+    assert_eq!(
+        send::given_up("unavailable", tried, limit),
+        "unavailable; tried for 12.5s, the next attempt would be after 20s (`max_elapsed_time`)"
+    );
+}
+
+/// The waits of a shutdown are short: it is its end that ends the attempts, not the wait that would
+/// have come without it. What is left is told once, by the store.
+#[tokio::test]
+async fn at_shutdown_max_elapsed_time_counts_time_that_passes() {
+    let mut o = options();
+    o.retry.randomization_factor = 0.0;
+    o.retry.initial_interval = ConfigDuration::from_secs(19);
+    o.retry.max_elapsed_time = ConfigDuration::from_secs(20);
+    let script = Script { answers: Mutex::new(vec![retry(); 1000]), ..Script::default() };
+    let (closing, closes) = watch::channel(Some(Instant::now() + Duration::from_millis(600)));
+    let courier = Courier::new(&o, Arc::new(script), closes);
+    assert_eq!(courier.deliver(request(10, 1)).await, Done::GivenBack);
+    drop(closing);
+}
+
 #[tokio::test]
 async fn without_max_elapsed_time_it_never_gives_up() {
     let mut o = options();

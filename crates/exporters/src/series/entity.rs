@@ -79,8 +79,8 @@ pub struct Entity {
     pub start: u64,
     /// CPU time.
     pub cpu: Nanos,
-    /// Switches away from it.
-    pub switches: u64,
+    /// Switches away from it, where a source sees them.
+    pub switches: Option<u64>,
     /// Energy per zone.
     pub energy: Vec<Energy>,
     /// When it ended, unix ns.
@@ -110,7 +110,7 @@ impl Entity {
             attributes,
             start,
             cpu: Nanos(0),
-            switches: 0,
+            switches: None,
             energy: Vec::new(),
             ended: None,
             key,
@@ -126,7 +126,7 @@ impl Entity {
     pub(super) fn restart(&mut self, start: u64) {
         self.start = start;
         self.cpu = Nanos(0);
-        self.switches = 0;
+        self.switches = None;
         self.energy.clear();
         self.ended = None;
     }
@@ -138,7 +138,10 @@ impl Entity {
 
     pub(super) fn add(&mut self, row: &UsageRow, zones: &[usize]) {
         self.cpu = Nanos(self.cpu.0.saturating_add(row.cpu.0));
-        self.switches = self.switches.saturating_add(row.switches);
+        if let Some(more) = row.switches {
+            let switches = self.switches.get_or_insert(0);
+            *switches = switches.saturating_add(more);
+        }
         for part in &row.energy {
             let Some(&zone) = zones.get(part.zone as usize) else { continue };
             let at = self.energy.iter().position(|e| e.zone == zone).unwrap_or_else(|| {

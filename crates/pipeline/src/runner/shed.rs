@@ -48,16 +48,17 @@ pub(super) fn shed(usage: &mut Arc<UsageBatch>, max: usize, shedder: &mut Shedde
         state: State::Running,
         cpu: Nanos(0),
         cycles: None,
-        switches: 0,
+        switches: None,
         energy: Default::default(),
         confidence: None,
     };
     shedder.rows.add((usage.rows.len() - max) as u64);
     for row in usage.rows.drain(max..) {
         rest.cpu = Nanos(rest.cpu.0.saturating_add(row.cpu.0));
-        rest.switches = rest.switches.saturating_add(row.switches);
-        if let Some(cycles) = row.cycles {
-            *rest.cycles.get_or_insert(0) += cycles;
+        for (sum, more) in [(&mut rest.switches, row.switches), (&mut rest.cycles, row.cycles)] {
+            if let Some(more) = more {
+                *sum.get_or_insert(0) += more;
+            }
         }
         for RowEnergy { zone, active, idle } in row.energy {
             match rest.energy.iter_mut().find(|e| e.zone == zone) {
@@ -85,7 +86,7 @@ mod tests {
             state: State::Running,
             cpu: Nanos(cpu),
             cycles: (cpu > 2).then_some(cpu * 10),
-            switches: 1,
+            switches: Some(1),
             energy: [RowEnergy { zone: 0, active: cpu as f64, idle: 0.5 }].into_iter().collect(),
             confidence: None,
         };
@@ -102,7 +103,7 @@ mod tests {
         let cpu: Vec<u64> = usage.rows.iter().map(|r| r.cpu.0).collect();
         assert_eq!(cpu, [5, 4, 6]);
         let rest = &usage.rows[2];
-        assert_eq!((rest.switches, rest.cycles), (3, Some(30)));
+        assert_eq!((rest.switches, rest.cycles), (Some(3), Some(30)));
         assert_eq!(rest.energy[0], RowEnergy { zone: 0, active: 6.0, idle: 1.5 });
         assert_eq!(telemetry.snapshot().len(), 1);
     }

@@ -95,7 +95,7 @@ fn row() -> UsageRow {
         state: State::Running,
         cpu: Nanos(1),
         cycles: None,
-        switches: 1,
+        switches: Some(1),
         energy: Default::default(),
         confidence: None,
     }

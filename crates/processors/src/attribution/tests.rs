@@ -137,7 +137,7 @@ fn row(process: &Process, state: State) -> UsageRow {
         state,
         cpu: Nanos(1),
         cycles: None,
-        switches: 0,
+        switches: Some(0),
         energy: Default::default(),
         confidence: None,
     }

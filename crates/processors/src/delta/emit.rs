@@ -41,7 +41,7 @@ impl Delta {
                 state,
                 cpu: Nanos(hot.ns),
                 cycles: self.any_cycles.then_some(cycles),
-                switches: hot.switches,
+                switches: Some(hot.switches),
                 energy: SmallVec::new(),
                 confidence: None,
             });

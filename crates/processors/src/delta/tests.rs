@@ -31,7 +31,7 @@ fn rows(usage: &UsageBatch) -> Vec<(u32, u64, u64, u64, bool)> {
         .map(|r| {
             let p = r.process.as_ref().unwrap();
             let start = p.start_time.unwrap_or_default().0;
-            (p.pid.0, start, r.cpu.0, r.switches, r.state == State::Exited)
+            (p.pid.0, start, r.cpu.0, r.switches.unwrap(), r.state == State::Exited)
         })
         .collect();
     rows.sort_unstable();

@@ -32,6 +32,8 @@ struct Remembered {
     process: Option<Arc<Process>>,
     attributes: Arc<AttributeSet>,
     state: State,
+    /// 0 where its source sees them.
+    switches: Option<u64>,
 }
 
 /// Processes that some zone still owes energy.
@@ -64,7 +66,7 @@ impl Carried {
                 state: kept.state,
                 cpu: Nanos(0),
                 cycles: None,
-                switches: 0,
+                switches: kept.switches,
                 energy: SmallVec::new(),
                 confidence: None,
             });
@@ -87,6 +89,7 @@ impl Carried {
                     process: row.process.clone(),
                     attributes: row.attributes.clone(),
                     state: row.state,
+                    switches: row.switches.map(|_| 0),
                 };
                 self.0.insert(key, kept);
             }

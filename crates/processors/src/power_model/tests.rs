@@ -39,7 +39,7 @@ pub(super) fn row(pid: u32) -> UsageRow {
         state: State::Running,
         cpu: Nanos(0),
         cycles: None,
-        switches: 0,
+        switches: Some(0),
         energy: SmallVec::new(),
         confidence: None,
     }
@@ -264,7 +264,7 @@ fn a_missed_edge_is_made_up_for_with_rows_of_earlier_windows() {
     close(energy(&usage, 1, "dram-0").unwrap().0, 6.0, "1.5 of 2 s");
     close(energy(&usage, 2, "dram-0").unwrap().0, 2.0, "0.5 of 2 s, without a row of its own");
     let gone = &usage.rows[1];
-    assert_eq!((usage.rows.len(), gone.cpu, gone.switches), (2, Nanos(0), 0));
+    assert_eq!((usage.rows.len(), gone.cpu, gone.switches), (2, Nanos(0), Some(0)));
     assert_eq!(energy(&usage, 2, "package-0"), None);
 
     // Nothing is owed any more.

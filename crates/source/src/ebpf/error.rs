@@ -111,7 +111,7 @@ impl From<EbpfError> for SourceError {
     fn from(error: EbpfError) -> Self {
         match error {
             EbpfError::Io { what, source } => SourceError::failed(what, source),
-            other => Self::Unavailable { what: format!("ebpf: {other}"), remedy: other.remedy() },
+            other => Self::Unavailable { what: other.to_string(), remedy: other.remedy() },
         }
     }
 }

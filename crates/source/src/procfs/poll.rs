@@ -201,7 +201,7 @@ impl Known {
             cpu,
             cycles: None,
             // `/proc` counts a process's switches per thread and forgets those of ended threads.
-            switches: 0,
+            switches: None,
             energy: Default::default(),
             confidence: None,
         }

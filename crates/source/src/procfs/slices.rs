@@ -143,7 +143,7 @@ mod tests {
             state: State::Running,
             cpu: Nanos(cpu),
             cycles: None,
-            switches: 0,
+            switches: None,
             energy: Default::default(),
             confidence: None,
         }
