@@ -146,7 +146,7 @@ fn play(
     if assembler.late > 0 {
         warn!(
             records = assembler.late,
-            "records of one CPU go back in time; each counts as of the moment of the one before"
+            "records go back in time: those of a CPU count as of the moment of the one before, window edges not at all"
         );
     }
     let (rest, left) = assembler.finish();

@@ -48,11 +48,13 @@ pub(super) struct Assembler {
     processes: Vec<ProcessEvent>,
     readings: Vec<MeterReading>,
     cpus: BTreeMap<Cpu, Stream>,
-    /// Records that were earlier than their CPU's one before, and count as of the same moment.
+    /// Records that go back in time: those of a CPU count as of the moment of the one before, window
+    /// edges not at all.
     pub(super) late: usize,
     zones: Vec<Arc<Zone>>,
     any_cycles: bool,
     pending: Option<PendingEdge>,
+    newest_edge: Nanos,
 }
 
 impl Assembler {
@@ -115,6 +117,11 @@ impl Assembler {
     }
 
     fn edge(&mut self, ts: Nanos) -> Vec<SwitchBatch> {
+        if ts < self.newest_edge {
+            self.late += 1;
+            return Vec::new();
+        }
+        self.newest_edge = ts;
         let edge = PendingEdge { ts, topology: self.topology.take() };
         if !self.any_cycles {
             // An edge that waited was read before the first counter reading.

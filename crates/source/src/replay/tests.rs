@@ -62,6 +62,13 @@ fn a_cpu_that_goes_back_in_time_stands_still() {
 }
 
 #[test]
+fn a_window_that_ends_before_the_last_one_is_none() {
+    let edge = |ts| format!(r#"{{"type":"window","ts":{ts}}}"#);
+    let out = assemble(&lines(&[&edge(500), &edge(200), &edge(600)])).unwrap();
+    assert_eq!(out.iter().map(|b| b.edge.unwrap().ts.0).collect::<Vec<_>>(), [500, 600]);
+}
+
+#[test]
 fn with_counters_the_next_reading_comes_along() {
     let out = assemble(&lines(&[
         r#"{"type":"switch","ts":100,"cpu":0,"prev":0,"next":7,"cycles":1000}"#,
