@@ -17,6 +17,9 @@ pub(crate) struct Args {
     /// Also write each scenario as a recording, with its truth beside it.
     #[arg(long)]
     record: Option<std::path::PathBuf>,
+    /// The idle baseline in kinds of load, instead of shares.
+    #[arg(long)]
+    idle: bool,
 }
 
 /// Runs it; fails where a target is missed.
@@ -32,6 +35,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     if let Some(dir) = &args.record {
         command.arg("--record").arg(dir);
+    }
+    if args.idle {
+        command.arg("--idle");
     }
     if !command.status().context("cannot run cargo")?.success() {
         bail!("a target was missed: see the table");

@@ -3,14 +3,16 @@
 use std::io::IsTerminal;
 
 use tracing::level_filters::LevelFilter;
-use tracing_subscriber::{Layer, Registry, layer::SubscriberExt, reload, util::SubscriberInitExt};
+use tracing_subscriber::{
+    Layer, Registry, filter::Targets, layer::SubscriberExt, reload, util::SubscriberInitExt,
+};
 use wattpipe_exporters::stdout::screen::LogWriter;
 
 use crate::config::model::{LogFormat, LogLevel, Logs};
 
 /// Changes the level of a running log.
 #[derive(Clone)]
-pub(crate) struct LogHandle(reload::Handle<LevelFilter, Registry>);
+pub(crate) struct LogHandle(reload::Handle<Targets, Registry>);
 
 impl LogHandle {
     /// Logs from `level` on.
@@ -37,12 +39,18 @@ pub(crate) fn init(logs: &Logs) -> LogHandle {
     LogHandle(handle)
 }
 
-fn filter(level: LogLevel) -> LevelFilter {
-    match level {
+/// Libraries that tell every step of theirs at `debug`: they say what goes wrong, no more.
+const TALKATIVE: [&str; 8] =
+    ["aya", "h2", "hyper", "mio", "opentelemetry", "rustls", "tonic", "tower"];
+
+fn filter(level: LogLevel) -> Targets {
+    let level = match level {
         LogLevel::Error => LevelFilter::ERROR,
         LogLevel::Warn => LevelFilter::WARN,
         LogLevel::Info => LevelFilter::INFO,
         LogLevel::Debug => LevelFilter::DEBUG,
         LogLevel::Trace => LevelFilter::TRACE,
-    }
+    };
+    let libraries = TALKATIVE.map(|name| (name, level.min(LevelFilter::INFO)));
+    Targets::new().with_default(level).with_targets(libraries)
 }

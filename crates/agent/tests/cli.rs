@@ -205,6 +205,16 @@ fn exec_passes_the_exit_status_on() {
 }
 
 #[test]
+fn exec_finds_out_first_whether_its_report_has_a_place() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = dir.path().join("ran");
+    let json = dir.path().join("nowhere/report.json");
+    let args = ["exec", "--json", json.to_str().unwrap(), "--", "touch", ran.to_str().unwrap()];
+    check(&run(&args), 2, "", &["--json", "nowhere/report.json"]);
+    assert!(!ran.exists());
+}
+
+#[test]
 fn exec_keeps_the_commands_output_and_reports_beside_it() {
     let dir = tempfile::tempdir().unwrap();
     let json = dir.path().join("out.json");

@@ -165,26 +165,36 @@ pub type Key = Cow<'static, str>;
 /// Attribute names: OpenTelemetry's semantic conventions, and our own where they have none.
 #[expect(missing_docs, reason = "each constant is its own name")]
 pub mod attr {
-    pub const PROCESS_PID: &str = "process.pid";
-    pub const PROCESS_PARENT_PID: &str = "process.parent_pid";
-    pub const PROCESS_CREATION_TIME: &str = "process.creation.time";
-    pub const PROCESS_EXECUTABLE_NAME: &str = "process.executable.name";
-    pub const PROCESS_EXECUTABLE_PATH: &str = "process.executable.path";
-    pub const PROCESS_COMMAND_LINE: &str = "process.command_line";
-    pub const PROCESS_OWNER: &str = "process.owner";
-    pub const PROCESS_LINUX_CGROUP: &str = "process.linux.cgroup";
-    pub const PROCESS_KIND: &str = "process.kind";
-    pub const CONTAINER_ID: &str = "container.id";
-    pub const CONTAINER_NAME: &str = "container.name";
-    pub const CONTAINER_IMAGE_NAME: &str = "container.image.name";
-    pub const CONTAINER_RUNTIME_NAME: &str = "container.runtime.name";
-    pub const K8S_POD_UID: &str = "k8s.pod.uid";
-    pub const K8S_POD_NAME: &str = "k8s.pod.name";
-    pub const K8S_NAMESPACE_NAME: &str = "k8s.namespace.name";
-    pub const K8S_CONTAINER_NAME: &str = "k8s.container.name";
-    pub const SYSTEMD_UNIT: &str = "systemd.unit";
-    pub const HOST_NAME: &str = "host.name";
-    pub const HOST_ID: &str = "host.id";
+    macro_rules! names {
+        ($($name:ident = $text:literal;)*) => {
+            $(pub const $name: &str = $text;)*
+            /// All of them.
+            pub const ALL: &[&str] = &[$($name),*];
+        };
+    }
+
+    names! {
+        PROCESS_PID = "process.pid";
+        PROCESS_PARENT_PID = "process.parent_pid";
+        PROCESS_CREATION_TIME = "process.creation.time";
+        PROCESS_EXECUTABLE_NAME = "process.executable.name";
+        PROCESS_EXECUTABLE_PATH = "process.executable.path";
+        PROCESS_COMMAND_LINE = "process.command_line";
+        PROCESS_OWNER = "process.owner";
+        PROCESS_LINUX_CGROUP = "process.linux.cgroup";
+        PROCESS_KIND = "process.kind";
+        CONTAINER_ID = "container.id";
+        CONTAINER_NAME = "container.name";
+        CONTAINER_IMAGE_NAME = "container.image.name";
+        CONTAINER_RUNTIME_NAME = "container.runtime.name";
+        K8S_POD_UID = "k8s.pod.uid";
+        K8S_POD_NAME = "k8s.pod.name";
+        K8S_NAMESPACE_NAME = "k8s.namespace.name";
+        K8S_CONTAINER_NAME = "k8s.container.name";
+        SYSTEMD_UNIT = "systemd.unit";
+        HOST_NAME = "host.name";
+        HOST_ID = "host.id";
+    }
 }
 
 /// A small ordered map of attributes. Rows share one set behind an `Arc` for as long as the

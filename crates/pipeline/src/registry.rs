@@ -42,6 +42,12 @@ pub trait Config:
     fn check(&self) -> Vec<ConfigProblem> {
         Vec::new()
     }
+
+    /// Attributes of rows that it names, each with its keys: whoever loads the configuration warns
+    /// of one that is nearly a known one.
+    fn attributes(&self) -> Vec<(Vec<String>, &str)> {
+        Vec::new()
+    }
 }
 
 /// One thing that is wrong with a configuration, at a key path below the component.
@@ -118,6 +124,8 @@ pub trait Factory<T: ?Sized>: sealed::Sealed + Send + Sync {
     fn effective(&self) -> serde_json::Value;
     /// Batch kinds it takes with this configuration.
     fn takes(&self) -> &'static [BatchKind];
+    /// See [`Config::attributes`].
+    fn attributes(&self) -> Vec<(Vec<String>, &str)>;
     /// The value it was parsed from, secrets included: equal values need no restart.
     fn raw(&self) -> &Value;
 }
@@ -282,6 +290,10 @@ impl<C: Config, T: ?Sized + 'static> Factory<T> for Parsed<C, T> {
 
     fn takes(&self) -> &'static [BatchKind] {
         (self.takes)(&self.config)
+    }
+
+    fn attributes(&self) -> Vec<(Vec<String>, &str)> {
+        self.config.attributes()
     }
 
     fn raw(&self) -> &Value {

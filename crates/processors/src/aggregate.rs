@@ -53,6 +53,11 @@ impl Config for AggregateConfig {
             .map(|(i, _)| ConfigProblem::at(&format!("by.{i}"), "an attribute has a name"))
             .collect()
     }
+
+    fn attributes(&self) -> Vec<(Vec<String>, &str)> {
+        let by = self.by.iter().enumerate();
+        by.map(|(i, name)| (vec!["by".to_owned(), i.to_string()], &**name)).collect()
+    }
 }
 
 /// The processor.

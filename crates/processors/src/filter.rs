@@ -171,6 +171,18 @@ impl Config for FilterConfig {
         }
         problems
     }
+
+    fn attributes(&self) -> Vec<(Vec<String>, &str)> {
+        let lists = [("include", &self.include), ("exclude", &self.exclude)];
+        let rules = lists.into_iter().flat_map(|(list, rules)| {
+            rules.iter().enumerate().map(move |(i, rule)| (list.to_owned(), i.to_string(), rule))
+        });
+        rules
+            .flat_map(|(list, i, rule)| {
+                rule.keys().map(move |key| (vec![list.clone(), i.clone(), key.clone()], &**key))
+            })
+            .collect()
+    }
 }
 
 /// A compiled pattern.

@@ -143,6 +143,12 @@ fn play(
             return Ok(());
         }
     }
+    if assembler.late > 0 {
+        warn!(
+            records = assembler.late,
+            "records go back in time: those of a CPU count as of the moment of the one before, window edges not at all"
+        );
+    }
     let (rest, left) = assembler.finish();
     send(rest);
     if left > 0 {

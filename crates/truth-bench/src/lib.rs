@@ -1,7 +1,8 @@
 //! The truth bench: a simulated machine of which it is known who drew what, the usual formulas,
 //! and ours, side by side.
 //!
-//! `cargo xtask truth-bench [--seed N] [--scenario K] [--record DIR]`. Deterministic for a seed.
+//! `cargo xtask truth-bench [--seed N] [--scenario K] [--record DIR] [--idle]`.
+//! Deterministic for a seed.
 //! The simulator ([`sim`], [`machine`], [`scenarios`]) shares no code with the processors it
 //! judges; `docs/truth-bench.md` keeps the method and a table.
 #![forbid(unsafe_code)]

@@ -11,6 +11,7 @@ use schemars::{JsonSchema, Schema, SchemaGenerator};
 use wattpipe_pipeline::{
     ConfigProblem, Registry,
     exporter::Exporter,
+    identity::attr,
     processor::Processor,
     registry::{Config, Entry, Factory, parse_config},
     source::Source,
@@ -121,7 +122,13 @@ pub fn load_texts(
 ) -> (Option<Loaded>, Report) {
     let mut sources = SourceSet::default();
     let mut report = Report::default();
-    let mut loader = Loader { registry, layers: Layers::default(), found: Vec::new(), partial };
+    let mut loader = Loader {
+        registry,
+        layers: Layers::default(),
+        found: Vec::new(),
+        misplaced: BTreeSet::new(),
+        partial,
+    };
     for (name, text) in texts {
         let source = sources.add(name, text);
         let parsed = yaml::parse(source, sources.text(source));
@@ -153,6 +160,8 @@ pub(super) struct Loader<'a> {
     pub(super) registry: &'a Registry,
     pub(super) layers: Layers,
     pub(super) found: Vec<Diagnostic>,
+    /// Section and id of components that stand among another's keys: reported there, once.
+    pub(super) misplaced: BTreeSet<(String, String)>,
     /// A text is missing or no YAML: what it defines is not known, so nothing is called undefined.
     partial: bool,
 }
@@ -238,6 +247,7 @@ impl Loader<'_> {
             };
             pipelines::check_references(self, service, &defined);
             pipelines::check_kinds(self, service, &sources, &processors, &exporters);
+            pipelines::check_sense(self, service, &sources, &processors, &exporters);
         }
         Some(Loaded {
             host: host?,
@@ -269,7 +279,10 @@ impl Loader<'_> {
             let kind = id.split('/').next().unwrap_or(&id);
             match entries.iter().find(|e| e.answers_to(kind)) {
                 Some(entry) => {
-                    if let Some(factory) = self.parse(value, path, entry.schema, entry.parse) {
+                    if let Some(factory) =
+                        self.parse(value, path.clone(), entry.schema, entry.parse)
+                    {
+                        self.check_attributes(&path, &factory.attributes());
                         let factory = Arc::from(factory);
                         components.insert(id, Component { entry: *entry, factory });
                     }
@@ -374,11 +387,46 @@ impl Loader<'_> {
                         false => self.layers.locate_value(&full),
                     };
                     let mut diagnostic = Diagnostic::error(span, &full, problem.message);
-                    diagnostic.wrong_name = wrong_name(&diagnostic.message);
-                    diagnostic.allowed = problem.allowed;
+                    match full.as_slice() {
+                        [section, _, .., id] if key && self.is_type(section, id) => {
+                            let what = section.trim_end_matches('s');
+                            let article = if what == "exporter" { "an" } else { "a" };
+                            diagnostic.message = format!(
+                                "unknown key `{id}`, which is {article} {what}: is it indented too deep?"
+                            );
+                            self.misplaced.insert((section.clone(), id.clone()));
+                        }
+                        _ => {
+                            diagnostic.wrong_name = wrong_name(&diagnostic.message);
+                            diagnostic.allowed = problem.allowed;
+                        }
+                    }
                     self.found.push(diagnostic);
                 }
                 None
+            }
+        }
+    }
+
+    /// Whether the type of `id` is compiled in for `section`.
+    pub(super) fn is_type(&self, section: &str, id: &str) -> bool {
+        let kind = id.split('/').next().unwrap_or(id);
+        match section {
+            "sources" => self.registry.source(kind).is_some(),
+            "processors" => self.registry.processor(kind).is_some(),
+            "exporters" => self.registry.exporter(kind).is_some(),
+            "extensions" => EXTENSIONS.iter().any(|e| e.name == kind),
+            _ => false,
+        }
+    }
+
+    /// Warns of attributes that nothing sets, where the name is nearly one that something sets:
+    /// a processor of somebody else's may set others.
+    fn check_attributes(&mut self, path: &[String], named: &[(Vec<String>, &str)]) {
+        for (below, name) in named.iter().filter(|(_, name)| !attr::ALL.contains(name)) {
+            if let Some(meant) = nearest(name, attr::ALL.iter().copied()) {
+                let path = [path, below].concat();
+                self.warn(&path, format!("unknown attribute `{name}`; did you mean `{meant}`?"));
             }
         }
     }
@@ -405,9 +453,8 @@ fn is_id(id: &str) -> bool {
     parts && !id.contains(char::is_whitespace)
 }
 
-/// The name in `unknown key `x`` and its like.
+/// The name in `unknown key `x`` and its like; none where more is said than that.
 fn wrong_name(message: &str) -> Option<String> {
-    let rest = message.strip_prefix("unknown ")?;
-    let (_, rest) = rest.split_once('`')?;
-    rest.split_once('`').map(|(name, _)| name.to_owned())
+    let (_, name) = message.strip_prefix("unknown ")?.strip_suffix('`')?.split_once('`')?;
+    Some(name.to_owned()).filter(|name| !name.contains('`'))
 }

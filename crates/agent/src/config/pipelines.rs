@@ -1,10 +1,11 @@
 //! Pipelines: what they refer to, what nobody refers to, and whether the kinds of batches fit.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use wattpipe_pipeline::{
     chain::{self, Step},
     exporter::Exporter,
+    identity::attr,
     processor::Processor,
     source::Source,
 };
@@ -12,8 +13,16 @@ use wattpipe_pipeline::{
 use super::{
     diagnostic::Diagnostic,
     load::{Components, Loader},
-    model::Service,
+    model::{Pipeline, Service},
 };
+
+/// Sources that measure the host they run on, all of it.
+const LIVE: [&str; 2] = ["ebpf", "procfs"];
+/// Exporters that add windows up, whichever pipeline they come from.
+const SUMMING: [&str; 3] = ["prometheus", "otlp_grpc", "otlp_http"];
+/// Attributes that rows have from the start; `attribution` adds the others.
+const FROM_THE_START: [&str; 3] =
+    [attr::PROCESS_PID, attr::PROCESS_CREATION_TIME, attr::PROCESS_EXECUTABLE_NAME];
 
 /// Ids that the file defines, valid or not: a broken component is reported once, not again at
 /// each reference. `None` for a section that is no map.
@@ -88,16 +97,18 @@ fn references(
         let span = loader.layers.locate(&at);
         if ids[..i].contains(id) {
             loader.error(&at, format!("{what} `{id}` is named twice"));
-        } else if !known.contains(id) {
-            loader.found.push(
-                Diagnostic::error(
-                    span,
-                    &at,
-                    format!("{what} `{id}` is not defined under `{section}`"),
-                )
-                .allow(known.iter().cloned())
-                .for_name(id),
-            );
+        } else if !known.contains(id)
+            && !loader.misplaced.contains(&(section.to_owned(), id.clone()))
+        {
+            let message = format!("{what} `{id}` is not defined under `{section}`");
+            let mut diagnostic =
+                Diagnostic::error(span, &at, message).allow(known.iter().cloned()).for_name(id);
+            if diagnostic.nearest().is_none() && loader.is_type(section, id) {
+                let kind = id.split('/').next().unwrap_or(id);
+                let hint = format!("; `{kind}` exists: add `{id}:` under `{section}`");
+                diagnostic.message.push_str(&hint);
+            }
+            loader.found.push(diagnostic);
         }
     }
 }
@@ -139,15 +150,101 @@ pub(super) fn check_kinds(
         // Something undefined or broken: that is already reported, and what flows is not known.
         let (Some(from), Some(steps), Some(to)) = (from, steps, to) else { continue };
         for misfit in chain::check(&from, &steps, &to) {
-            let place = |list: &str, ids: &[String]| {
+            let find = |list: &str, ids: &[String]| {
                 let i = ids.iter().position(|id| *id == misfit.id)?;
-                let path = ["service", "pipelines", name, list];
-                Some(path.iter().map(|s| (*s).to_owned()).chain([i.to_string()]).collect())
+                Some(place(name, list, Some(i)))
             };
-            let path: Vec<String> = place("processors", &pipeline.processors)
-                .or_else(|| place("exporters", &pipeline.exporters))
+            let path = find("processors", &pipeline.processors)
+                .or_else(|| find("exporters", &pipeline.exporters))
                 .unwrap_or_default();
             loader.error(&path, misfit.message);
         }
     }
+}
+
+/// Warns of what runs, but comes to something else than is meant.
+pub(super) fn check_sense(
+    loader: &mut Loader<'_>,
+    service: &Service,
+    sources: &Components<dyn Source>,
+    processors: &Components<dyn Processor>,
+    exporters: &Components<dyn Exporter>,
+) {
+    // By exporters that add up: the pipelines that tell them of this host.
+    let mut told: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for (name, pipeline) in &service.pipelines {
+        let is_live = |id: &&String| sources.get(*id).is_some_and(|s| LIVE.contains(&s.entry.name));
+        let live: BTreeSet<&str> =
+            pipeline.sources.iter().filter(is_live).map(String::as_str).collect();
+        if live.len() > 1 {
+            let (ids, times) = each(live.iter().copied());
+            let message = format!(
+                "{ids} measure this host: CPU time and energy of pipeline `{name}` add up {times}; \
+                 give each source a pipeline and exporters of its own"
+            );
+            loader.warn(&place(name, "sources", None), message);
+        }
+        for id in pipeline.exporters.iter().filter(|_| !live.is_empty()) {
+            if exporters.get(id).is_some_and(|e| SUMMING.contains(&e.entry.name)) {
+                told.entry(id).or_default().push(name);
+            }
+        }
+        check_order(loader, name, pipeline, processors);
+    }
+    for (id, names) in told {
+        if let [.., last] = *names
+            && names.len() > 1
+        {
+            let at = service.pipelines[last].exporters.iter().position(|e| e == id);
+            let (names, times) = each(names.into_iter());
+            let kind = id.split('/').next().unwrap_or(id);
+            let message = format!(
+                "pipelines {names} tell `{id}` of this host: energy and CPU time add up {times}; \
+                 give each pipeline an exporter of its own, such as `{kind}/{last}`"
+            );
+            loader.warn(&place(last, "exporters", at), message);
+        }
+    }
+}
+
+/// Names for a message, and how often they say a thing.
+fn each<'a>(names: impl Iterator<Item = &'a str>) -> (String, String) {
+    let names: Vec<_> = names.map(|name| format!("`{name}`")).collect();
+    match &*names {
+        [a, b] => (format!("{a} and {b} both"), "twice".to_owned()),
+        names => (format!("{} all", names.join(", ")), format!("{} times", names.len())),
+    }
+}
+
+/// Warns of processors that use attributes before they are known.
+fn check_order(
+    loader: &mut Loader<'_>,
+    name: &str,
+    pipeline: &Pipeline,
+    processors: &Components<dyn Processor>,
+) {
+    let is = |id: &String, kind| processors.get(id).is_some_and(|p| p.entry.name == kind);
+    let ids = &pipeline.processors;
+    let Some(end) = ids.iter().rposition(|id| is(id, "attribution")) else { return };
+    for (i, id) in ids[..end].iter().enumerate() {
+        let factory = processors.get(id).map(|p| &p.factory);
+        let mut named = factory.iter().flat_map(|f| f.attributes()).map(|(_, name)| name);
+        let why = if is(id, "power_model") {
+            "it learns per container and program, and there it knows no container".to_owned()
+        } else if let Some(late) =
+            named.find(|n| attr::ALL.contains(n) && !FROM_THE_START.contains(n))
+        {
+            format!("no row has `{late}` there")
+        } else {
+            continue;
+        };
+        let message = format!("`{id}` stands before `{}`: {why}", ids[end]);
+        loader.warn(&place(name, "processors", Some(i)), message);
+    }
+}
+
+/// Keys of a pipeline's list, or of one id in it.
+fn place(name: &str, list: &str, at: Option<usize>) -> Vec<String> {
+    let keys = ["service", "pipelines", name, list].into_iter().map(str::to_owned);
+    keys.chain(at.map(|i| i.to_string())).collect()
 }

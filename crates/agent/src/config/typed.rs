@@ -123,7 +123,7 @@ impl ComponentSchema {
                 None if closed => {
                     let mut problem = ConfigProblem {
                         path: path.clone(),
-                        message: format!("unknown key `{key}`"),
+                        message: format!("unknown key `{key}`{}", self.deeper(properties, key)),
                         allowed: Vec::new(),
                     };
                     problem.allowed =
@@ -141,6 +141,14 @@ impl ComponentSchema {
             path.pop();
             known
         });
+    }
+
+    /// Where `key` would be known one level below `properties`, if anywhere.
+    fn deeper(&self, properties: Option<&serde_json::Map<String, Json>>, key: &str) -> String {
+        let has = |schema| Some(self.object(schema)?.get("properties")?.get(key).is_some());
+        let below = properties.into_iter().flatten().filter(|(_, s)| has(s) == Some(true));
+        let places: Vec<_> = below.map(|(parent, _)| format!("`{parent}::{key}`")).collect();
+        if places.is_empty() { String::new() } else { format!("; there is {}", join_or(&places)) }
     }
 
     /// The one variant of `schema` that describes a map; `None` where several do.

@@ -85,6 +85,9 @@ struct Diagnosis {
     findings: Vec<Finding>,
     /// What an agent started now, without a configuration, would use.
     used: Vec<String>,
+    /// A configuration was given: its `host` roots were looked at.
+    #[serde(skip)]
+    configured: bool,
 }
 
 /// Looks at the host and prints what it finds.
@@ -105,7 +108,8 @@ pub(crate) fn doctor(format: DoctorFormat, input: &Input, registry: &Registry) -
         Ok(runtime) => runtime,
         Err(e) => return commands::fail(&format!("cannot start: {e}")),
     };
-    let diagnosis = runtime.block_on(diagnose(&roots, registry));
+    let mut diagnosis = runtime.block_on(diagnose(&roots, registry));
+    diagnosis.configured = !input.files.is_empty();
     runtime.shutdown_background();
     match format {
         DoctorFormat::Text => commands::print(&text(&diagnosis)),
@@ -137,6 +141,7 @@ async fn diagnose(roots: &HostRoots, registry: &Registry) -> Diagnosis {
         version: env!("CARGO_PKG_VERSION"),
         findings,
         used: used.into_iter().flatten().collect(),
+        configured: false,
     }
 }
 
@@ -155,7 +160,14 @@ fn text(diagnosis: &Diagnosis) -> String {
             }
         }
     }
-    let _ = writeln!(out, "\nWithout a configuration, wattpipe will use here:");
+    let _ = match diagnosis.configured {
+        true => writeln!(
+            out,
+            "\nYour configuration was asked where the host is (`host`), no more: `wattpipe validate` \
+             checks it. Without one, wattpipe would use here:"
+        ),
+        false => writeln!(out, "\nWithout a configuration, wattpipe will use here:"),
+    };
     for line in &diagnosis.used {
         let _ = writeln!(out, "  {line}");
     }

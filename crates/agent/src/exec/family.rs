@@ -40,6 +40,11 @@ impl Members {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).all.len()
     }
 
+    /// How many have not exited.
+    pub(super) fn still_run(&self) -> usize {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).alive.len()
+    }
+
     fn event(&self, kind: ProcessEventKind, process: &Process) {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match kind {
@@ -111,6 +116,6 @@ mod tests {
         ] {
             assert_eq!(members.contain(&process(pid, 0, start)), expected, "{pid} {start}");
         }
-        assert_eq!(members.count(), 3);
+        assert_eq!((members.count(), members.still_run()), (3, 1));
     }
 }

@@ -11,7 +11,7 @@ use std::{
     ffi::OsString,
     io,
     os::unix::process::ExitStatusExt,
-    path::{Path, PathBuf},
+    path::Path,
     process::{ExitStatus, Stdio},
     sync::Arc,
     time::{Duration, Instant},
@@ -40,7 +40,7 @@ use wattpipe_source::procfs::namespace::PidNamespace;
 use crate::{Exit, commands, config::model::Logs, logs, privileges::Held, run};
 use collect::{Collector, Totals};
 use family::{Family, Members};
-use report::{Method, Report};
+use report::{JsonFile, Method, Report};
 
 /// A probe that fails says so within this time.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -48,17 +48,25 @@ const SETTLE: Duration = Duration::from_secs(5);
 /// Runs `command` and reports; the exit status is the command's.
 pub(crate) fn exec(command: &[OsString], json: Option<&Path>, registry: &Registry) -> Exit {
     logs::init(&Logs { level: crate::config::model::LogLevel::Warn, ..Logs::default() });
+    // Before the command: nobody wants to learn after an hour that there is no place for the result.
+    let json = match json.map(JsonFile::create).transpose() {
+        Ok(json) => json,
+        Err(reason) => {
+            let _ = commands::fail(&reason);
+            return Exit::Usage;
+        }
+    };
     // The command gets this process's privileges untouched, so nothing is given up here.
     let runtime = match run::runtime(Held::default()) {
         Ok(runtime) => runtime,
         Err(e) => return commands::fail(&format!("cannot start: {e}")),
     };
-    let exit = runtime.block_on(measure(command, json.map(Path::to_owned), registry));
+    let exit = runtime.block_on(measure(command, json, registry));
     runtime.shutdown_timeout(Duration::from_millis(100));
     exit
 }
 
-async fn measure(command: &[OsString], json: Option<PathBuf>, registry: &Registry) -> Exit {
+async fn measure(command: &[OsString], json: Option<JsonFile>, registry: &Registry) -> Exit {
     let members = Members::default();
     let totals = Totals::default();
     let (runner, method) = match start(registry, &members, &totals).await {
@@ -98,11 +106,11 @@ async fn measure(command: &[OsString], json: Option<PathBuf>, registry: &Registr
     let exit = exit_of(status);
     let report = Report::new(command, exit.code(), elapsed, accounted, method, &totals, &members);
     report.print();
-    match json.map(|path| report.write(&path)) {
-        Some(Err(reason)) => {
-            let _ = commands::fail(&reason);
-            exit
-        }
+    match json.map(|file| file.write(&report)) {
+        Some(Err(reason)) => match (commands::fail(&reason), exit.code()) {
+            (failed, 0) => failed,
+            (_, _) => exit,
+        },
         _ => exit,
     }
 }

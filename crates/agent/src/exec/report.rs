@@ -1,6 +1,12 @@
 //! What `exec` tells: a few lines on standard error, and JSON on request.
 
-use std::{ffi::OsString, fs, path::Path, time::Duration};
+use std::{
+    ffi::OsString,
+    fs::File,
+    io::{self, Write as _},
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use serde::Serialize;
 
@@ -26,6 +32,8 @@ pub(super) struct Report {
     /// The kernel's own account, to compare with.
     rusage_cpu_seconds: f64,
     processes: Option<usize>,
+    /// Descendants that outlive the command: what they use later is not in these figures.
+    processes_still_running: Option<usize>,
     switches: Option<u64>,
     joules: Option<f64>,
     joules_by_zone: std::collections::BTreeMap<String, f64>,
@@ -66,6 +74,7 @@ impl Report {
             cpu_seconds,
             rusage_cpu_seconds: accounted.as_secs_f64(),
             processes: by_switches.then(|| members.count()),
+            processes_still_running: by_switches.then(|| members.still_run()),
             switches: by_switches.then_some(sums.switches),
             joules,
             joules_by_zone: sums.zones,
@@ -78,7 +87,6 @@ impl Report {
 
     /// Prints it on standard error: standard output is the command's.
     pub(super) fn print(&self) {
-        use std::io::Write as _;
         let mut err = std::io::stderr().lock();
         let _ = write!(err, "{}", self.text());
     }
@@ -111,6 +119,13 @@ impl Report {
         if let (Some(processes), Some(switches)) = (self.processes, self.switches) {
             let _ = writeln!(out, "{processes:>14}      processes, {switches} switches");
         }
+        if let Some(still @ 1..) = self.processes_still_running {
+            let _ = writeln!(
+                out,
+                "{still} of them still run, beyond the command's end: what they use from now on is \
+                 not counted; let the command wait for them"
+            );
+        }
         if self.lost_switches > 0 {
             let _ = writeln!(
                 out,
@@ -120,11 +135,27 @@ impl Report {
         }
         out
     }
+}
 
-    /// Writes it as JSON.
-    pub(super) fn write(&self, path: &Path) -> Result<(), String> {
-        let mut text = serde_json::to_string_pretty(self).map_err(|e| e.to_string())?;
+/// Where a report goes as JSON.
+pub(super) struct JsonFile {
+    path: PathBuf,
+    file: File,
+}
+
+impl JsonFile {
+    pub(super) fn create(path: &Path) -> Result<Self, String> {
+        let file = File::create(path).map_err(|e| Self::failed(path, &e))?;
+        Ok(Self { path: path.to_owned(), file })
+    }
+
+    pub(super) fn write(mut self, report: &Report) -> Result<(), String> {
+        let mut text = serde_json::to_string_pretty(report).map_err(|e| e.to_string())?;
         text.push('\n');
-        fs::write(path, text).map_err(|e| format!("cannot write {}: {e}", path.display()))
+        self.file.write_all(text.as_bytes()).map_err(|e| Self::failed(&self.path, &e))
+    }
+
+    fn failed(path: &Path, error: &io::Error) -> String {
+        format!("cannot write {} (--json): {error}", path.display())
     }
 }

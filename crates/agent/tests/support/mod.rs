@@ -16,6 +16,7 @@ use wattpipe_pipeline::{
     registry::BuildError,
     units::{ConfigDuration, ConfigSize, Nanos, Secret},
 };
+use wattpipe_processors::{aggregate::Aggregate, filter::Filter};
 
 /// The test registry's builder.
 pub fn agent() -> AgentBuilder {
@@ -26,6 +27,8 @@ pub fn agent() -> AgentBuilder {
         .processor::<Attribution>()
         .processor::<PowerModel>()
         .processor::<Top>()
+        .processor::<Filter>()
+        .processor::<Aggregate>()
         .exporter::<Stdout>()
         .exporter::<Otlp>()
 }
@@ -257,8 +260,15 @@ pub struct OtlpConfig {
     pub token: Secret,
     pub timeout: ConfigDuration,
     pub headers: std::collections::BTreeMap<String, Secret>,
+    pub tls: Option<Tls>,
 }
 impl Config for OtlpConfig {}
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Tls {
+    pub insecure: bool,
+}
 
 pub struct Otlp;
 #[async_trait]

@@ -42,9 +42,12 @@ pub(super) fn target(config: &OtlpHttpConfig) -> Result<Uri, ConfigProblem> {
         None => format!("{}{PATH}", said.trim_end_matches('/')),
     };
     let wrong = |what: String| ConfigProblem::at(key, format!("`{said}` is no valid URL: {what}"));
+    let has_host = |uri: &Uri| uri.host().is_some_and(|host| !host.is_empty());
+    if !said.contains("://") && format!("http://{whole}").parse().is_ok_and(|u| has_host(&u)) {
+        return Err(wrong(format!("it begins with no scheme; write `http://{said}`")));
+    }
     let uri: Uri = whole.parse().map_err(|e| wrong(format!("{e}")))?;
-    let scheme = uri.scheme_str().unwrap_or_default();
-    if !matches!(scheme, "http" | "https") || uri.host().is_none_or(str::is_empty) {
+    if !matches!(uri.scheme_str(), Some("http" | "https")) || !has_host(&uri) {
         return Err(wrong("write `http://host:4318` or `https://host:4318`".to_owned()));
     }
     Ok(uri)
@@ -188,5 +191,21 @@ mod tests {
         check("http://a", Some("http://b:9090/api/v1/otlp"), Some("http://b:9090/api/v1/otlp"));
         check("a:4318", None, None);
         check("", None, None);
+    }
+
+    #[track_caller]
+    fn check_problem(endpoint: &str, expected: &str) {
+        let config = OtlpHttpConfig { endpoint: endpoint.into(), ..OtlpHttpConfig::default() };
+        assert_eq!(target(&config).unwrap_err().message, expected);
+    }
+
+    #[test]
+    fn a_missing_scheme_is_proposed() {
+        for endpoint in ["localhost:4318", "localhost", "10.0.0.1:4318/otlp", "[::1]:4318"] {
+            let proposed = format!("it begins with no scheme; write `http://{endpoint}`");
+            check_problem(endpoint, &format!("`{endpoint}` is no valid URL: {proposed}"));
+        }
+        let general = "write `http://host:4318` or `https://host:4318`";
+        check_problem("ftp://a", &format!("`ftp://a` is no valid URL: {general}"));
     }
 }

@@ -44,12 +44,28 @@ impl Totals {
     }
 }
 
+/// What a row ran for since the zone's last reading.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Ran {
+    pub(super) weight: f64,
+    /// Nanoseconds.
+    pub(super) time: f64,
+}
+
+/// What a row is to be told at the next edge.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Due {
+    /// Active joules.
+    pub(super) active: f64,
+    /// Weight, for sharing out idle joules.
+    pub(super) weight: f64,
+}
+
 /// Usage per row since the zone's last reading.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Usage {
     pub(super) totals: Totals,
-    pub(super) weight: Vec<f64>,
-    pub(super) time: Vec<f64>,
+    pub(super) rows: Vec<Ran>,
     /// Rows with anything in them.
     pub(super) touched: Vec<u32>,
 }
@@ -57,26 +73,24 @@ pub(super) struct Usage {
 impl Usage {
     /// Makes room for this many rows; what is there stays.
     pub(super) fn resize(&mut self, rows: usize) {
-        self.weight.resize(rows, 0.0);
-        self.time.resize(rows, 0.0);
+        self.rows.resize(rows, Ran::default());
     }
 
     pub(super) fn add(&mut self, row: u32, weight: f64, time: f64) {
         if weight == 0.0 && time == 0.0 {
             return;
         }
-        let at = row as usize;
-        if self.time[at] == 0.0 && self.weight[at] == 0.0 {
+        let ran = &mut self.rows[row as usize];
+        if *ran == Ran::default() {
             self.touched.push(row);
         }
-        self.weight[at] += weight;
-        self.time[at] += time;
+        ran.weight += weight;
+        ran.time += time;
     }
 
     pub(super) fn clear(&mut self) {
         for &row in &self.touched {
-            self.weight[row as usize] = 0.0;
-            self.time[row as usize] = 0.0;
+            self.rows[row as usize] = Ran::default();
         }
         self.touched.clear();
         self.totals = Totals::default();
@@ -95,23 +109,19 @@ pub(super) struct Account {
     pub(super) shortfall: f64,
     /// Intervals that were taken.
     pub(super) intervals: u32,
-    /// Active joules per row.
-    pub(super) active: Vec<f64>,
-    /// Weight per row, for sharing out idle joules.
-    pub(super) weight: Vec<f64>,
+    pub(super) rows: Vec<Due>,
+    /// Rows with anything in them.
     pub(super) touched: Vec<u32>,
 }
 
 impl Account {
     pub(super) fn resize(&mut self, rows: usize) {
-        self.active.resize(rows, 0.0);
-        self.weight.resize(rows, 0.0);
+        self.rows.resize(rows, Due::default());
     }
 
     pub(super) fn clear(&mut self) {
         for &row in &self.touched {
-            self.active[row as usize] = 0.0;
-            self.weight[row as usize] = 0.0;
+            self.rows[row as usize] = Due::default();
         }
         self.touched.clear();
         self.joules = 0.0;
@@ -126,12 +136,12 @@ impl Account {
         if active == 0.0 && weight == 0.0 {
             return;
         }
-        let at = row as usize;
-        if self.active[at] == 0.0 && self.weight[at] == 0.0 {
+        let due = &mut self.rows[row as usize];
+        if *due == Due::default() {
             self.touched.push(row);
         }
-        self.active[at] += active;
-        self.weight[at] += weight;
+        due.active += active;
+        due.weight += weight;
     }
 
     /// Books `joules`, of which `active` are not the floor's. Of those, lost time takes its part by
@@ -156,16 +166,16 @@ impl Account {
             self.unattributed += unattributed;
             let each = shared_out / sum;
             for (&row, share) in usage.touched.iter().zip(shares) {
-                self.put(row, each * share, usage.weight[row as usize]);
+                self.put(row, each * share, usage.rows[row as usize].weight);
             }
             return;
         }
         // Nothing has weight (a counter that stands still): by time, else to nobody.
-        let sum: f64 = usage.touched.iter().map(|&row| usage.time[row as usize]).sum();
+        let sum: f64 = usage.touched.iter().map(|&row| usage.rows[row as usize].time).sum();
         if sum > 0.0 {
             self.unattributed += unattributed;
             for &row in &usage.touched {
-                let time = usage.time[row as usize];
+                let time = usage.rows[row as usize].time;
                 self.put(row, shared_out * time / sum, time);
             }
         } else {
@@ -181,7 +191,7 @@ impl Account {
         if all > 0.0 {
             let by = target / all;
             for &row in &self.touched {
-                self.active[row as usize] *= by;
+                self.rows[row as usize].active *= by;
             }
             self.unattributed *= by;
         } else {
@@ -192,7 +202,7 @@ impl Account {
 
     /// Joules of workloads.
     pub(super) fn active_sum(&self) -> f64 {
-        self.touched.iter().map(|&row| self.active[row as usize]).sum()
+        self.touched.iter().map(|&row| self.rows[row as usize].active).sum()
     }
 }
 
@@ -212,7 +222,7 @@ mod tests {
         let mut account = Account::default();
         account.resize(2);
         account.book(&usage, joules, joules - idle, lost, &times);
-        let got = [account.active[0], account.active[1], account.unattributed];
+        let got = [account.rows[0].active, account.rows[1].active, account.unattributed];
         for (g, e) in got.iter().zip(expected) {
             assert!((g - e).abs() < 1e-12, "{got:?}, expected {expected:?}");
         }

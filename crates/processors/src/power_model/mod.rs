@@ -48,6 +48,7 @@ use wattpipe_pipeline::{
 pub use config::{EstimateConfig, EstimateMode, Idle, PowerModelConfig, Smt, Weight};
 
 use estimated::Estimated;
+use interval::Due;
 use keys::Keys;
 use rows::{Carried, RowKey};
 use zone::{ANY_PACKAGE, Dropped, View, ZoneState, same};
@@ -391,12 +392,13 @@ fn write(
 ) {
     let Ok(zone) = u16::try_from(zones.len()) else { return };
     let account = &state.account;
-    let weight: f64 = account.touched.iter().map(|&row| account.weight[row as usize]).sum();
+    let weight: f64 = account.touched.iter().map(|&row| account.rows[row as usize].weight).sum();
     let idle_share =
         if config.attribute_idle && weight > 0.0 { account.idle / weight } else { 0.0 };
     for &row in &account.touched {
         let at = row as usize;
-        let (active, idle) = (account.active[at], account.weight[at] * idle_share);
+        let Due { active, weight } = account.rows[at];
+        let idle = weight * idle_share;
         rows[at].energy.push(RowEnergy { zone, active, idle });
     }
     zones.push(line);

@@ -13,7 +13,7 @@ use super::{
     config::{Idle, PowerModelConfig, Smt, Weight},
     counter::{Counter, Delta},
     idle::{Drift, Floor, Owed},
-    interval::{Account, Usage},
+    interval::{Account, Ran, Usage},
     keys::Slot,
     learn::{Interval, Learner},
     rows::RowKey,
@@ -213,7 +213,7 @@ impl ZoneState {
             for cell in &domain.cells {
                 let time = cell.cpu.0 as f64;
                 let totals = &mut self.usage.totals;
-                if cell.row as usize >= self.usage.time.len() {
+                if cell.row as usize >= self.usage.rows.len() {
                     totals.lost += time;
                     continue;
                 }
@@ -386,7 +386,7 @@ impl ZoneState {
         self.shares.clear();
         let rows = usage.touched.iter().map(|row| *row as usize);
         let Some(learner) = &self.learner else {
-            self.shares.extend(rows.map(|row| usage.weight[row]));
+            self.shares.extend(rows.map(|row| usage.rows[row].weight));
             return above;
         };
         learner.coefficients(&mut self.coefficients);
@@ -399,9 +399,9 @@ impl ZoneState {
         self.shares.extend(rows.map(|row| {
             // Rows carried over have no slot here: they are the pool's.
             let slot = usize::from(slots.get(row).copied().unwrap_or(0));
-            let weight = usage.weight[row];
+            let Ran { weight, time } = usage.rows[row];
             self.by_slot[slot] += weight;
-            let share = self.coefficients[slot] * weight + wake * usage.time[row];
+            let share = self.coefficients[slot] * weight + wake * time;
             predicted += share;
             share
         }));
@@ -473,10 +473,9 @@ impl ZoneState {
         rows.dedup();
         for row in rows {
             let at = row as usize;
-            let kept = [usage.weight[at], usage.time[at], account.active[at], account.weight[at]];
-            self.carried.push((key(row), kept));
-            (usage.weight[at], usage.time[at]) = (0.0, 0.0);
-            (account.active[at], account.weight[at]) = (0.0, 0.0);
+            let (ran, due) =
+                (std::mem::take(&mut usage.rows[at]), std::mem::take(&mut account.rows[at]));
+            self.carried.push((key(row), [ran.weight, ran.time, due.active, due.weight]));
         }
         usage.touched.clear();
         account.touched.clear();

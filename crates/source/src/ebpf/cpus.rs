@@ -18,7 +18,11 @@ pub(crate) fn parse_list(text: &str) -> BTreeSet<u32> {
 }
 
 fn read_list(sysfs: &Path, name: &str) -> io::Result<BTreeSet<u32>> {
-    std::fs::read_to_string(sysfs.join("devices/system/cpu").join(name)).map(|t| parse_list(&t))
+    let path = sysfs.join("devices/system/cpu").join(name);
+    std::fs::read_to_string(&path).map(|text| parse_list(&text)).map_err(|e| {
+        let path = path.display();
+        io::Error::new(e.kind(), format!("{path} (host::sysfs says where /sys is): {e}"))
+    })
 }
 
 /// The CPUs of this machine.

@@ -92,8 +92,10 @@ impl EbpfError {
             Self::Btf(_) => "report the kernel's version; until then another kernel may work",
             Self::OldKernel { .. } => "boot Linux 5.10 or newer",
             Self::NoCycles { .. } => {
-                "set `cycles: auto`; virtual machines often have no hardware counters, and \
-                 kernel.perf_event_paranoid above 2 hides them from processes without CAP_SYS_ADMIN"
+                return "with `cycles: auto`, the default, wattpipe goes without; virtual machines often \
+                        have no hardware counters, and kernel.perf_event_paranoid above 2 hides them \
+                        from processes without CAP_SYS_ADMIN"
+                    .to_owned();
             }
             Self::Refused { .. } => {
                 "see whether a security policy (lockdown, seccomp, LSM) forbids eBPF here, and try \

@@ -14,7 +14,10 @@ pub(crate) struct Gauges {
     pub(crate) life_lost: Counter,
     untraced: Counter,
     pub(crate) ipis: Counter,
-    run_seconds: Gauge,
+    /// There from the first time on that the kernel measures: a zero would be a lie.
+    run_seconds: Option<Gauge>,
+    telemetry: Telemetry,
+    source: String,
 }
 
 impl Gauges {
@@ -23,11 +26,9 @@ impl Gauges {
         let counter = |name, help| telemetry.counter(name, help, &labels);
         Self {
             told: Told::default(),
-            run_seconds: telemetry.gauge(
-                "wattpipe_probe_run_seconds_total",
-                "Time the kernel spent in the probe; told where kernel.bpf_stats_enabled is set",
-                &labels,
-            ),
+            run_seconds: None,
+            telemetry: telemetry.clone(),
+            source: source.to_owned(),
             switches: counter("wattpipe_source_switches_total", "Context switches received"),
             lost: counter("wattpipe_source_lost_total", "Context switches lost before userland"),
             late: counter(
@@ -58,7 +59,14 @@ impl Gauges {
         self.malformed.add(now.malformed - told.streams.malformed);
         self.untraced.add(self.told.untraced - told.untraced);
         if statistics_are_on() {
-            self.run_seconds.set(probe.run_seconds());
+            let gauge = self.run_seconds.get_or_insert_with(|| {
+                self.telemetry.gauge(
+                    "wattpipe_probe_run_seconds_total",
+                    "Time the kernel spent in the probe; told where kernel.bpf_stats_enabled is set",
+                    &[("source", &self.source)],
+                )
+            });
+            gauge.set(probe.run_seconds());
         }
         switches
     }

@@ -390,7 +390,11 @@ impl Reader {
     }
 
     fn count(&mut self) {
-        let switches = self.gauges.tell(&self.streams.counts, &self.probe);
+        let switches = {
+            let _raised = self.raise_to_flush.then(|| self.privileges.raise());
+            self.gauges.tell(&self.streams.counts, &self.probe)
+        };
+        tracing::debug!(switches, lost = self.streams.counts.lost, "a window is closed");
         self.busy = switches >= BUSY_SWITCHES * self.windows.length / 1_000_000_000;
     }
 

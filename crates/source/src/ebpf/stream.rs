@@ -30,7 +30,7 @@ struct Stream {
 
 /// The offset is known to some hundred nanoseconds, the time between the scheduler's look at its
 /// clock and the probe's at the other. It moves by more when time was stolen.
-const OFFSET_NOISE: i64 = 2_000;
+const OFFSET_NOISE: u64 = 2_000;
 
 impl Stream {
     /// Takes in that `anchor` and the run queue's `first` are the same moment, and returns the time
@@ -38,7 +38,7 @@ impl Stream {
     fn anchor(&mut self, anchor: u64, first: u64) -> u64 {
         let measured = anchor.wrapping_sub(first).cast_signed();
         let grown = measured.wrapping_sub(*self.offset.get_or_insert(measured));
-        if grown.abs() <= OFFSET_NOISE {
+        if grown.unsigned_abs() <= OFFSET_NOISE {
             return 0;
         }
         self.offset = Some(measured);

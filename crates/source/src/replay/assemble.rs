@@ -27,6 +27,13 @@ struct Item {
     kind: Kind,
 }
 
+/// What is still due of one CPU, in order of time.
+#[derive(Debug, Default)]
+struct Stream {
+    items: Vec<Item>,
+    latest: Nanos,
+}
+
 /// An edge that has been read, waiting for the counter readings that follow it.
 #[derive(Debug)]
 struct PendingEdge {
@@ -40,10 +47,14 @@ pub(super) struct Assembler {
     topology: Option<Arc<Topology>>,
     processes: Vec<ProcessEvent>,
     readings: Vec<MeterReading>,
-    cpus: BTreeMap<Cpu, Vec<Item>>,
+    cpus: BTreeMap<Cpu, Stream>,
+    /// Records that go back in time: those of a CPU count as of the moment of the one before, window
+    /// edges not at all.
+    pub(super) late: usize,
     zones: Vec<Arc<Zone>>,
     any_cycles: bool,
     pending: Option<PendingEdge>,
+    newest_edge: Nanos,
 }
 
 impl Assembler {
@@ -80,12 +91,16 @@ impl Assembler {
             Some(edge) => self.emit(edge, Nanos(u64::MAX)),
             None => Vec::new(),
         };
-        let left = self.cpus.values().map(Vec::len).sum();
+        let left = self.cpus.values().map(|stream| stream.items.len()).sum();
         (batches, left)
     }
 
-    fn push(&mut self, cpu: Cpu, item: Item) {
-        self.cpus.entry(cpu).or_default().push(item);
+    fn push(&mut self, cpu: Cpu, mut item: Item) {
+        let stream = self.cpus.entry(cpu).or_default();
+        self.late += usize::from(item.ts < stream.latest);
+        item.ts = item.ts.max(stream.latest);
+        stream.latest = item.ts;
+        stream.items.push(item);
     }
 
     /// Readings of one zone share its `Arc`.
@@ -102,6 +117,11 @@ impl Assembler {
     }
 
     fn edge(&mut self, ts: Nanos) -> Vec<SwitchBatch> {
+        if ts < self.newest_edge {
+            self.late += 1;
+            return Vec::new();
+        }
+        self.newest_edge = ts;
         let edge = PendingEdge { ts, topology: self.topology.take() };
         if !self.any_cycles {
             // An edge that waited was read before the first counter reading.
@@ -121,7 +141,7 @@ impl Assembler {
         let mut batches = vec![SwitchBatch { topology: edge.topology, ..SwitchBatch::default() }];
         let mut horizon = edge.ts;
         let mut beyond = Vec::new();
-        for (cpu, items) in &mut self.cpus {
+        for (cpu, Stream { items, .. }) in &mut self.cpus {
             let due = items.partition_point(|i| i.ts <= edge.ts);
             push_items(&mut batches, *cpu, &items[..due]);
             items.drain(..due);

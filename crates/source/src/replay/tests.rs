@@ -49,6 +49,26 @@ fn a_window_holds_what_is_up_to_its_edge() {
 }
 
 #[test]
+fn a_cpu_that_goes_back_in_time_stands_still() {
+    let out = assemble(&lines(&[
+        r#"{"type":"switch","ts":100,"cpu":0,"prev":0,"next":7}"#,
+        r#"{"type":"tick","ts":90,"cpu":0,"tgid":7}"#,
+        r#"{"type":"switch","ts":95,"cpu":1,"prev":0,"next":8}"#,
+        r#"{"type":"window","ts":200}"#,
+    ]))
+    .unwrap();
+    let times: Vec<_> = out[0].entries.iter().map(|e| e.ts.0).collect();
+    assert_eq!(times, [100, 100, 95]);
+}
+
+#[test]
+fn a_window_that_ends_before_the_last_one_is_none() {
+    let edge = |ts| format!(r#"{{"type":"window","ts":{ts}}}"#);
+    let out = assemble(&lines(&[&edge(500), &edge(200), &edge(600)])).unwrap();
+    assert_eq!(out.iter().map(|b| b.edge.unwrap().ts.0).collect::<Vec<_>>(), [500, 600]);
+}
+
+#[test]
 fn with_counters_the_next_reading_comes_along() {
     let out = assemble(&lines(&[
         r#"{"type":"switch","ts":100,"cpu":0,"prev":0,"next":7,"cycles":1000}"#,

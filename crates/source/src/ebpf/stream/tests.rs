@@ -118,6 +118,16 @@ fn the_run_queue_s_clock_becomes_monotonic_and_stolen_time_nobody_s() {
 }
 
 #[test]
+fn clocks_half_the_range_apart_are_taken_as_they_are() {
+    let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
+    for (sequence, anchor) in [(0, 20), (1, 20 + (1 << 63))] {
+        let head = BatchHeader { anchor, ..header(sequence, 0) };
+        streams.record(&bytes(head, &[(10, 1, 2)]), &mut batch);
+    }
+    assert_eq!(streams.counts.switches, 2);
+}
+
+#[test]
 fn hostile_records_are_counted_and_change_nothing() {
     let whole = bytes(header(0, 0), &[(10, 1, 2), (20, 2, 1)]);
     for length in 0..whole.len() {
