@@ -257,6 +257,8 @@ impl Delta {
 
     /// Opens a window at `start` with the newest topology.
     fn open(&mut self, start: Nanos) {
+        // A CPU that is met here for the first time counts from here on.
+        self.start = Some(start);
         let topology = self.topology.clone();
         self.boot_unix_ns = topology.boot_unix_ns;
         self.packages = topology.cpus.iter().map(|c| c.package).collect();
@@ -296,7 +298,6 @@ impl Delta {
         self.busy.open(start, self.packages.len(), &cores);
         self.lost = 0;
         self.any_cycles = false;
-        self.start = Some(start);
     }
 }
 

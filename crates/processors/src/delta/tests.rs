@@ -206,6 +206,17 @@ fn exec_gives_the_same_process_another_name() {
 }
 
 #[test]
+fn a_cpu_that_comes_silently_counts_from_the_edge_on() {
+    let out = run([
+        start(1).tick(5, 0, 0).edge(10),
+        start(2).tick(111, 0, 0).edge(110),
+        SwitchesBuilder::new().tick(211, 0, 0).switch(150, 1, 0, 7).edge(210),
+    ]);
+    check_window(&out[0], 0, 100, 0);
+    check_window(&out[1], 60, 100, 40);
+}
+
+#[test]
 fn a_cpu_that_goes_offline_is_idle_to_the_windows_end_and_then_gone() {
     let gone = Topology {
         cpus: vec![CpuInfo { cpu: Cpu(0), package: Package(0), core: 0 }],
