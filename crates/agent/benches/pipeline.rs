@@ -12,9 +12,10 @@ use wattpipe_pipeline::{
     Batch, BuildContext, Processor, ProcessorComponent,
     batch::{
         CpuBlock, CpuInfo, Edge, MeterReading, ProcessEvent, ProcessEventKind, Switch, SwitchBatch,
-        Topology, Zone,
+        Topology,
     },
     identity::{CgroupRef, Process},
+    testing,
     units::{Cpu, Nanos, Package, Tgid},
 };
 use wattpipe_processors::{attribution::Attribution, delta::Delta, power_model::PowerModel};
@@ -107,15 +108,7 @@ fn window(case: &Case, number: u64) -> Vec<Batch> {
     }
     batch.edge = Some(Edge { ts: Nanos(start + SECOND) });
     if case.full {
-        let zone = Arc::new(Zone {
-            name: "package-0".into(),
-            hw_type: "cpu".into(),
-            package: Some(Package(0)),
-            source: "rapl".into(),
-            contained_in: None,
-            max_energy_range_uj: None,
-            max_watts: None,
-        });
+        let zone = testing::zone("package-0");
         let reading = |slice: u64| MeterReading {
             ts: Nanos(start + slice * SECOND / 10),
             zone: zone.clone(),

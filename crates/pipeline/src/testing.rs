@@ -173,6 +173,19 @@ impl SwitchesBuilder {
     }
 }
 
+/// A RAPL zone of the first package, by its name.
+pub fn zone(name: &str) -> Arc<Zone> {
+    Arc::new(Zone {
+        name: name.into(),
+        hw_type: "cpu".into(),
+        package: Some(Package(0)),
+        source: "rapl".into(),
+        contained_in: None,
+        max_energy_range_uj: None,
+        max_watts: None,
+    })
+}
+
 /// Runs batches through processors in order and returns the usage that comes out, flushes included.
 ///
 /// # Errors

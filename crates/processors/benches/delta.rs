@@ -6,7 +6,8 @@ use std::{sync::Arc, time::Instant};
 
 use wattpipe_pipeline::{
     Batch, BuildContext, Processor, ProcessorComponent,
-    batch::{CpuBlock, CpuInfo, Edge, MeterReading, Switch, SwitchBatch, Topology, Zone},
+    batch::{CpuBlock, CpuInfo, Edge, MeterReading, Switch, SwitchBatch, Topology},
+    testing,
     units::{Cpu, Nanos, Package, Tgid},
 };
 use wattpipe_processors::delta::{Delta, DeltaConfig};
@@ -59,15 +60,7 @@ fn window(case: &Case, switches: usize, start: u64) -> Vec<Batch> {
     }
     batch.edge = Some(Edge { ts: Nanos(start + 1_000_000_000) });
     if case.metered {
-        let zone = Arc::new(Zone {
-            name: "package-0".into(),
-            hw_type: "cpu".into(),
-            package: Some(Package(0)),
-            source: "rapl".into(),
-            contained_in: None,
-            max_energy_range_uj: None,
-            max_watts: None,
-        });
+        let zone = testing::zone("package-0");
         for slice in 1..=10u64 {
             let reading = MeterReading {
                 ts: Nanos(start + slice * 100_000_000),

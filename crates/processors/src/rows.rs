@@ -71,7 +71,7 @@ pub(crate) mod testing {
     //! Windows with rows for tests of what merges or drops them.
 
     use wattpipe_pipeline::{
-        batch::{IdleBasis, Slice, UsageBatch, Window, Zone, ZoneUsage},
+        batch::{IdleBasis, Slice, UsageBatch, Window, ZoneUsage},
         identity::Value,
     };
 
@@ -104,15 +104,7 @@ pub(crate) mod testing {
             };
             let (active, idle) = (of(|e| e.active), of(|e| e.idle));
             ZoneUsage {
-                zone: Arc::new(Zone {
-                    name: name.into(),
-                    hw_type: "cpu".into(),
-                    package: None,
-                    source: "rapl".into(),
-                    contained_in: None,
-                    max_energy_range_uj: None,
-                    max_watts: None,
-                }),
+                zone: wattpipe_pipeline::testing::zone(name),
                 start: Nanos(at * SECOND),
                 idle_basis: IdleBasis::Baseline,
                 joules: active + idle + 0.5,

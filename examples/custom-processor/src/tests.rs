@@ -1,8 +1,8 @@
 //! Both components on a stream of switches, without a kernel, a meter or an agent.
 
 use wattpipe_pipeline::{
-    batch::{CpuInfo, ProcessEventKind::Fork, Topology, UsageBatch, Zone},
-    testing::{SwitchesBuilder, run_chain},
+    batch::{CpuInfo, ProcessEventKind::Fork, Topology, UsageBatch},
+    testing::{SwitchesBuilder, run_chain, zone},
     units::{Cpu, Package},
 };
 use wattpipe_processors::{delta::Delta, power_model::PowerModel};
@@ -19,15 +19,7 @@ fn processor<P: ProcessorComponent>(config: P::Config) -> Box<dyn Processor> {
 /// One CPU, on which process 7 runs for the second that starts at `hour` o'clock (UTC) while the
 /// package draws 36 J, through `delta`, `power_model` and `price`.
 fn a_busy_second_at(hour: u64) -> Arc<UsageBatch> {
-    let zone = Arc::new(Zone {
-        name: "package-0".into(),
-        hw_type: "cpu".into(),
-        package: Some(Package(0)),
-        source: "rapl".into(),
-        contained_in: None,
-        max_energy_range_uj: None,
-        max_watts: None,
-    });
+    let zone = zone("package-0");
     let midnight = 20_000 * 86_400 * SECOND;
     let topology = Topology {
         cpus: vec![CpuInfo { cpu: Cpu(0), package: Package(0), core: 0 }],

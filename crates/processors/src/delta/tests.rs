@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use wattpipe_pipeline::{
     Batch, BuildContext, Processor, ProcessorComponent,
-    batch::{CpuInfo, ProcessEventKind::*, State, Topology, UsageBatch, Zone},
+    batch::{CpuInfo, ProcessEventKind::*, State, Topology, UsageBatch},
     identity::attr,
-    testing::{SwitchesBuilder, run_chain},
+    testing::{SwitchesBuilder, run_chain, zone},
     units::{Cpu, Nanos, Package},
 };
 
@@ -253,21 +253,9 @@ fn without_counters_there_are_no_cycles() {
     assert_eq!(out[0].rows[0].cycles, None);
 }
 
-fn zone() -> Arc<Zone> {
-    Arc::new(Zone {
-        name: "package-0".into(),
-        hw_type: "cpu".into(),
-        package: Some(Package(0)),
-        source: "rapl".into(),
-        contained_in: None,
-        max_energy_range_uj: None,
-        max_watts: None,
-    })
-}
-
 #[test]
 fn usage_is_cut_at_meter_readings() {
-    let zone = zone();
+    let zone = zone("package-0");
     let out = run([
         start(2).tick(1, 0, 7).tick(1, 1, 0).reading(10, &zone, 0).edge(10),
         SwitchesBuilder::new()
@@ -294,7 +282,7 @@ fn usage_is_cut_at_meter_readings() {
 
 #[test]
 fn siblings_share_exactly_their_overlap() {
-    let zone = zone();
+    let zone = zone("package-0");
     let smt = Topology {
         cpus: (0..2).map(|c| CpuInfo { cpu: Cpu(c), package: Package(0), core: 0 }).collect(),
         boot_unix_ns: 0,

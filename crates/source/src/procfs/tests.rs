@@ -7,7 +7,7 @@ use std::{
 };
 
 use wattpipe_pipeline::{
-    batch::{MeterReading, State, UsageBatch, Zone},
+    batch::{MeterReading, State, UsageBatch},
     identity::{CgroupRef, ProcessKind, attr},
     telemetry::Telemetry,
     units::{Nanos, Tgid},
@@ -212,15 +212,7 @@ fn idle_ticks_are_carried_and_the_rest_is_nobodys() {
 
 #[test]
 fn readings_travel_with_their_edge() {
-    let zone = std::sync::Arc::new(Zone {
-        name: "package-0".into(),
-        hw_type: "cpu".into(),
-        package: None,
-        source: "rapl".into(),
-        contained_in: None,
-        max_energy_range_uj: None,
-        max_watts: None,
-    });
+    let zone = wattpipe_pipeline::testing::zone("package-0");
     let read = move |ts: Nanos| vec![MeterReading { ts, zone: zone.clone(), energy_uj: 5 }];
     let host = HostRoots::default();
     let mut poller = Poller::new(&host, &Telemetry::default()).with_meters(Box::new(read));
