@@ -153,6 +153,7 @@ impl Reader {
         };
         self.snapshot();
         // Whom each CPU runs is known before the first window starts, not some µs into it.
+        self.follow_cpus();
         self.complete_streams();
         let Ok(mut edge) = self.edge() else { return Ok(()) };
         let mut next = edge + length(&self.windows);
