@@ -201,9 +201,10 @@ fn check_exec(script: &str) {
     let (ours, kernels) =
         (report["cpu_seconds"].as_f64().unwrap(), report["rusage_cpu_seconds"].as_f64().unwrap());
     // The kernel rounds to a microsecond, and books the time between its clock's update and the
-    // tracepoint to the next process: up to 2 µs a switch, which matters to a brief command.
+    // tracepoint to the next process: up to 2 µs a switch, 5 on a busy machine (as `exact.rs` allows
+    // those who wake often), which matters to a brief command.
     let switches = report["switches"].as_u64().unwrap() as f64;
-    let allowed = 0.005 * kernels + stolen + 50e-6 + 2e-6 * switches;
+    let allowed = 0.005 * kernels + stolen + 50e-6 + 5e-6 * switches;
     assert!((ours - kernels).abs() <= allowed, "{ours} s, the kernel says {kernels} s");
 }
 
