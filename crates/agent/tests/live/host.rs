@@ -150,4 +150,10 @@ impl Samples {
         let ((usage_a, left_a), (usage_b, left_b)) = (at(from), at(to));
         ((usage_b - usage_a) as u64, left_b - left_a)
     }
+
+    /// What schedstat may leave out of the whole of the sampled time.
+    pub fn left_out(&self) -> u64 {
+        let [first, .., last] = self.0.as_slice() else { return 0 };
+        last.left_out - first.left_out
+    }
 }
