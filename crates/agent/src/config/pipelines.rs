@@ -38,6 +38,9 @@ pub(super) fn check_references(loader: &mut Loader<'_>, service: &Service, defin
     let mut used: [BTreeSet<&str>; 4] = Default::default();
     let root = |section: &str| vec!["service".to_owned(), section.to_owned()];
     if service.pipelines.is_empty() {
+        if loader.misplaced.contains(&("service".to_owned(), "pipelines".to_owned())) {
+            return;
+        }
         return loader.error(
             &root("pipelines"),
             "there is no pipeline: write `service: { pipelines: { NAME: { sources: [...], exporters: [...] } } }`",
