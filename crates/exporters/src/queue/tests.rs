@@ -105,7 +105,7 @@ async fn check_within(
 ) -> Arc<Script> {
     let counters = Counters::default();
     let script = Arc::new(script);
-    let mut queue = Queue::start(options, script.clone(), counters.clone()).unwrap();
+    let mut queue = Queue::start(options, script.clone(), counters.clone()).await.unwrap();
     queue.push(requests, false).await;
     queue.shutdown(end).await;
     assert_eq!(counts(&counters), expected);
@@ -285,7 +285,7 @@ async fn without_a_queue_push_waits_for_delivery() {
     o.queue.enabled = false;
     let counters = Counters::default();
     let script = Arc::new(Script { answers: Mutex::new(vec![retry()]), ..Script::default() });
-    let mut queue = Queue::start(o, script, counters.clone()).unwrap();
+    let mut queue = Queue::start(o, script, counters.clone()).await.unwrap();
     queue.push(vec![request(10, 1)], false).await;
     assert_eq!(counts(&counters), (10, 0, 0));
     queue.shutdown(PATIENCE).await;
@@ -298,7 +298,7 @@ async fn a_stored_queue_goes_on_after_a_restart() {
     o.queue.storage = Some(dir.path().join("queue"));
     let down = Arc::new(Script { answers: Mutex::new(vec![retry(); 1000]), ..Script::default() });
     let counters = Counters::default();
-    let mut queue = Queue::start(o.clone(), down, counters.clone()).unwrap();
+    let mut queue = Queue::start(o.clone(), down, counters.clone()).await.unwrap();
     queue.push((1..=5).map(|n| request(n, n)).collect(), false).await;
     queue.shutdown(Duration::from_millis(200)).await;
     assert_eq!(counts(&counters), (0, 0, 0));
@@ -321,7 +321,7 @@ async fn a_full_stored_queue_drops_the_oldest() {
     // The first is on its way when the others come; 4 + 5 do not fit beside it.
     let counters = Counters::default();
     let script = Arc::new(script);
-    let mut queue = Queue::start(o, script.clone(), counters.clone()).unwrap();
+    let mut queue = Queue::start(o, script.clone(), counters.clone()).await.unwrap();
     queue.push(vec![request(3, 1)], false).await;
     while script.asked.load(SeqCst) == 0 {
         tokio::time::sleep(Duration::from_millis(1)).await;
@@ -339,9 +339,9 @@ async fn a_broken_store_is_set_aside_and_one_in_use_refused() {
     o.queue.storage = Some(dir.path().to_owned());
     std::fs::write(dir.path().join("otlp_grpc_test.redb"), "garbage").unwrap();
     let script = Arc::new(Script::default());
-    let mut first = Queue::start(o.clone(), script.clone(), Counters::default()).unwrap();
+    let mut first = Queue::start(o.clone(), script.clone(), Counters::default()).await.unwrap();
     assert!(dir.path().join("otlp_grpc_test.broken.redb").exists());
-    let second = Queue::start(o, script, Counters::default());
+    let second = Queue::start(o, script, Counters::default()).await;
     assert!(second.err().unwrap().to_string().contains("another process"));
     first.shutdown(PATIENCE).await;
 }
