@@ -116,14 +116,14 @@ fn health_tells_progress_and_own_metrics_are_served() {
 /// Another window, and the two services change places.
 #[test]
 fn a_reload_keeps_the_services_on_their_ports() {
-    let text = |window, health: &str, metrics: &str| {
+    let text = |window, health: &FreeAddress, metrics: &FreeAddress| {
         let extra = format!(
             "extensions: [health_check], telemetry: {{ metrics: {{ endpoint: \"{metrics}\" }} }},"
         );
         config(window, &extra)
             + &format!("extensions: {{ health_check: {{ endpoint: \"{health}\" }} }}\n")
     };
-    let (a, b) = (free_address(), free_address());
+    let (a, b) = (FreeAddress::new(), FreeAddress::new());
     let file = ConfigFile::new(&text("50ms", &a, &b));
     let agent = Running::with_config(&file);
     agent.wait_for_windows(2);
@@ -131,8 +131,8 @@ fn a_reload_keeps_the_services_on_their_ports() {
         file.write(&text("40ms", health, metrics));
         agent.signal(Signal::SIGHUP);
         agent.wait_until("reload", |a| a.log().matches(" reloaded: ").count() == turn + 1);
-        assert_eq!(get(health, "/").unwrap().0, 200);
-        assert_eq!(get(metrics, "/metrics").unwrap().0, 200);
+        assert_eq!(health.get(&agent, "/").0, 200);
+        assert_eq!(metrics.get(&agent, "/metrics").0, 200);
     }
     agent.signal(Signal::SIGTERM);
     let (code, log) = agent.end();
