@@ -1,9 +1,6 @@
 //! The life of a running agent in one function you can read: start, supervise, reload, drain.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
@@ -195,11 +192,11 @@ impl Signals {
     /// its group: what comes right after the first signal is that one again.
     async fn interrupted_again(&mut self) {
         const SAME: Duration = Duration::from_millis(300);
-        let draining_since = Instant::now();
-        while self.interrupt.recv().await.is_some() {
-            if draining_since.elapsed() > SAME {
-                return;
-            }
+        tokio::time::sleep(SAME).await;
+        // By now it has arrived, however late this thread has got to look.
+        let _ = poll_fn(|cx| Poll::Ready(self.interrupt.poll_recv(cx).is_ready())).await;
+        if self.interrupt.recv().await.is_some() {
+            return;
         }
         std::future::pending().await
     }

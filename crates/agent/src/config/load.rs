@@ -160,7 +160,7 @@ pub(super) struct Loader<'a> {
     pub(super) registry: &'a Registry,
     pub(super) layers: Layers,
     pub(super) found: Vec<Diagnostic>,
-    /// Section and id of components that stand among another's keys: reported there, once.
+    /// Section and id of what is indented too deep or too little: reported there, once.
     pub(super) misplaced: BTreeSet<(String, String)>,
     /// A text is missing or no YAML: what it defines is not known, so nothing is called undefined.
     partial: bool,
@@ -210,17 +210,21 @@ impl Loader<'_> {
         let merged = self.layers.merged();
         for key in merged.keys().filter(|k| !SECTIONS.contains(&k.as_str())) {
             let path = [key.clone()];
-            let mut diagnostic = Diagnostic::error(
-                self.layers.locate(&path),
-                &path,
-                format!("unknown section `{key}`"),
-            )
-            .allow(SECTIONS)
-            .for_name(key);
-            if nearest(key, ["receivers"].into_iter()).is_some() {
-                diagnostic.message.push_str("; wattpipe's pipelines begin with `sources`");
+            let span = self.layers.locate(&path);
+            if let Some(section) = self.section_of(key) {
+                let message = format!(
+                    "`{key}` is no section, it stands below `{section}`: is it indented too little?"
+                );
+                self.misplaced.insert((section.to_owned(), key.clone()));
+                self.found.push(Diagnostic::error(span, &path, message));
+                continue;
             }
-            self.found.push(diagnostic);
+            let mut message = format!("unknown section `{key}`");
+            if nearest(key, ["receivers"].into_iter()).is_some() {
+                message.push_str("; wattpipe's pipelines begin with `sources`");
+            }
+            let diagnostic = Diagnostic::error(span, &path, message);
+            self.found.push(diagnostic.allow(SECTIONS).for_name(key));
         }
         let registry = self.registry;
         let (host, wrong) = self.section::<Host>(&merged, "host");
@@ -421,6 +425,15 @@ impl Loader<'_> {
             wrong.push(full);
         }
         (parsed, wrong)
+    }
+
+    /// The section that a component, or a key of `service`, belongs in.
+    fn section_of(&self, key: &str) -> Option<&'static str> {
+        let components = ["sources", "processors", "exporters", "extensions"];
+        components.into_iter().find(|section| self.is_type(section, key)).or_else(|| {
+            let service = ComponentSchema::of(<Service as JsonSchema>::json_schema);
+            service.has_key(key).then_some("service")
+        })
     }
 
     /// Whether the type of `id` is compiled in for `section`.

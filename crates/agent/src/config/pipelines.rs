@@ -46,6 +46,9 @@ pub(super) fn check_references(
     let mut used: [BTreeSet<&str>; 4] = Default::default();
     let root = |section: &str| vec!["service".to_owned(), section.to_owned()];
     if service.pipelines.is_empty() && is_whole(&root("pipelines")) {
+        if loader.misplaced.contains(&("service".to_owned(), "pipelines".to_owned())) {
+            return;
+        }
         return loader.error(
             &root("pipelines"),
             "there is no pipeline: write `service: { pipelines: { NAME: { sources: [...], exporters: [...] } } }`",

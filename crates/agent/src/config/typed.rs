@@ -77,6 +77,11 @@ impl ComponentSchema {
         Self { root, definitions }
     }
 
+    /// Whether `key` is one of the component's own.
+    pub fn has_key(&self, key: &str) -> bool {
+        self.object(&self.root).and_then(|object| object.get("properties")?.get(key)).is_some()
+    }
+
     /// Takes unknown keys out of `value` and reports them.
     fn unknown_keys(
         &self,

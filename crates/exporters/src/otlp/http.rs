@@ -1,15 +1,16 @@
 //! `otlp_http`: one POST per attempt, protobuf or JSON.
 
-use std::{io::Write, sync::Arc};
+use std::{
+    io::{Read, Write},
+    sync::Arc,
+};
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Uri, header};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
-use opentelemetry_proto::tonic::collector::metrics::v1::{
-    ExportMetricsServiceRequest, ExportMetricsServiceResponse,
-};
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use prost::Message;
 use wattpipe_pipeline::{ConfigProblem, async_trait};
 
@@ -95,6 +96,7 @@ impl HttpTransport {
         if let Some(coding) = coding {
             headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static(coding));
         }
+        headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
         headers.extend(credentials(&uri).map(|value| (header::AUTHORIZATION, value)));
         headers.extend(config.shared().headers()?);
@@ -156,29 +158,42 @@ impl Transport for HttpTransport {
             Err(e) => return failed(&e),
         };
         let (head, body) = response.into_parts();
-        let body = match Limited::new(body, MAX_ANSWER).collect().await {
-            Ok(body) => body.to_bytes(),
-            // The status alone says what became of the request.
-            Err(_) => Bytes::new(),
-        };
-        if head.status.is_success() {
-            let json = head
-                .headers
-                .get(header::CONTENT_TYPE)
-                .is_some_and(|v| v.as_bytes().starts_with(b"application/json"));
-            return if json {
-                status::delivered_json(&body)
-            } else {
-                status::delivered(ExportMetricsServiceResponse::decode(body).unwrap_or_default())
-            };
+        let body = answer(&head.headers, body).await;
+        if !head.status.is_success() {
+            return status::of_http(head.status, &head.headers, &body);
         }
-        let after = head.headers.get(header::RETRY_AFTER).and_then(|v| v.to_str().ok());
-        status::of_http(head.status, after, &body)
+        let kind = head.headers.get(header::CONTENT_TYPE).map_or(&b""[..], |v| v.as_bytes());
+        if kind.starts_with(b"application/json") {
+            status::delivered_json(&body)
+        } else if kind.starts_with(b"text/html") && !body.is_empty() {
+            let message = "it answers with a web page: `endpoint` may be no OTLP receiver".into();
+            Outcome::Delivered { rejected: 0, message }
+        } else {
+            status::delivered(status::answer(&body))
+        }
     }
 
     fn split(&self, request: &Request) -> Option<[Request; 2]> {
         requests::split(request)
     }
+}
+
+/// The body of an answer, as far as it is read and can be read: the status alone says what became
+/// of the request.
+async fn answer<B: BodyExt<Data = Bytes> + Unpin>(headers: &HeaderMap, mut body: B) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while bytes.len() < MAX_ANSWER
+        && let Some(Ok(frame)) = body.frame().await
+    {
+        bytes.extend_from_slice(frame.data_ref().map_or(&[], |data| data));
+    }
+    // Not asked for, but some proxies do it.
+    if headers.get(header::CONTENT_ENCODING).is_some_and(|v| v == "gzip") {
+        let packed = std::mem::take(&mut bytes);
+        let plain = flate2::read::MultiGzDecoder::new(&packed[..]);
+        let _ = plain.take(MAX_ANSWER as u64).read_to_end(&mut bytes);
+    }
+    bytes
 }
 
 #[cfg(test)]
