@@ -11,6 +11,9 @@ mod containers {
     pub(crate) mod runtimes;
 }
 
+#[path = "support/memory.rs"]
+mod memory;
+
 use std::{fs, time::Duration};
 
 use containers::{
