@@ -190,6 +190,7 @@ exporters:
   stdout: {{ format: json }}
   file: {{ path: {dir}/out.json, format: otlp_json }}
 {exporters}service:
+  shutdown_timeout: 100s
   pipelines:
     a:
       sources: [procfs]
