@@ -213,6 +213,23 @@ async fn rejected_points_are_counted_in_both_encodings() {
 }
 
 #[tokio::test]
+async fn rejected_points_are_counted_in_packed_and_endless_answers() {
+    let answer = |message: String| {
+        let partial_success =
+            Some(ExportMetricsPartialSuccess { rejected_data_points: 7, error_message: message });
+        ExportMetricsServiceResponse { partial_success }.encode_to_vec()
+    };
+    let proto = ("content-type", "application/x-protobuf".to_owned());
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    std::io::Write::write_all(&mut gzip, &answer("too old".into())).unwrap();
+    let head = vec![proto.clone(), ("content-encoding", "gzip".to_owned())];
+    let receiver = Receiver::answering([(200, head, gzip.finish().unwrap())]);
+    check(&receiver, |_| {}, (53, 7)).await;
+    let receiver = Receiver::answering([(200, vec![proto], answer("x\n\"".repeat(1_000_000)))]);
+    check(&receiver, |_| {}, (53, 7)).await;
+}
+
+#[tokio::test]
 async fn a_request_that_is_too_large_is_divided() {
     let receiver = Receiver { max_body: Some(1500), ..Receiver::default() };
     check(&receiver, |c| c.compression = Compression::None, (60, 0)).await;

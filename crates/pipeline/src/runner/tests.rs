@@ -1,6 +1,8 @@
 //! Running, restarting, reloading and draining with components made for it: a source that counts
 //! windows, an exporter that keeps them.
 
+mod leaving;
+
 use std::{
     sync::{
         Arc, Mutex,

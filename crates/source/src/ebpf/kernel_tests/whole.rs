@@ -90,13 +90,15 @@ pub(super) fn counter(counts: &[(&'static str, u64)], name: &str) -> u64 {
 pub(super) fn check_promises(batches: &[Arc<SwitchBatch>]) {
     let mut last = std::collections::HashMap::new();
     let mut running = std::collections::HashMap::new();
-    let mut edge = 0;
+    let (mut edge, mut newest) = (0, 0);
     for batch in batches {
         assert!(batch.live);
         if let Some(this) = batch.edge {
             assert!(this.ts.0 > edge);
             edge = this.ts.0;
+            assert!(newest <= edge, "an entry of an earlier batch is {} ns later", newest - edge);
         }
+        newest = batch.entries.iter().map(|e| e.ts.0).max().unwrap_or(0).max(newest);
         for (block, entries) in batch.iter_blocks() {
             if block.lost > 0 {
                 running.remove(&block.cpu);
