@@ -192,14 +192,15 @@ impl Meters {
         self.zones.iter().any(|z| z.fine).then_some(FINE_INTERVAL)
     }
 
-    /// Reads all zones now; the readings bear `ts`. Takes [`READ_TIMEOUT`] at most.
+    /// Reads all zones now; the readings bear `ts`. Takes [`READ_TIMEOUT`] at most, and what this
+    /// thread is kept from its CPU meanwhile.
     pub fn read_all(&mut self, ts: Nanos) -> Vec<MeterReading> {
         let asked = self.workers.iter_mut().map(|w| w.ask(ts)).collect::<Vec<_>>();
-        let deadline = std::time::Instant::now() + READ_TIMEOUT;
+        let mut patience = READ_TIMEOUT;
         let mut readings: Vec<(usize, u64)> = Vec::with_capacity(self.zones.len());
         for (worker, asked) in self.workers.iter_mut().zip(asked) {
             if asked {
-                worker.collect(ts, deadline, &mut readings);
+                worker.collect(ts, &mut patience, &mut readings);
             }
         }
         if let Some(missed) = &self.missed {
