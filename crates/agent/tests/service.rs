@@ -113,6 +113,33 @@ fn health_tells_progress_and_own_metrics_are_served() {
     assert_eq!(agent.end().0, Some(0));
 }
 
+/// Another window, and the two services change places.
+#[test]
+fn a_reload_keeps_the_services_on_their_ports() {
+    let text = |window, health: &FreeAddress, metrics: &FreeAddress| {
+        let extra = format!(
+            "extensions: [health_check], telemetry: {{ metrics: {{ endpoint: \"{metrics}\" }} }},"
+        );
+        config(window, &extra)
+            + &format!("extensions: {{ health_check: {{ endpoint: \"{health}\" }} }}\n")
+    };
+    let (a, b) = (FreeAddress::new(), FreeAddress::new());
+    let file = ConfigFile::new(&text("50ms", &a, &b));
+    let agent = Running::with_config(&file);
+    agent.wait_for_windows(2);
+    for (turn, (health, metrics)) in [(&a, &b), (&b, &a)].into_iter().enumerate() {
+        file.write(&text("40ms", health, metrics));
+        agent.signal(Signal::SIGHUP);
+        agent.wait_until("reload", |a| a.log().matches(" reloaded: ").count() == turn + 1);
+        assert_eq!(health.get(&agent, "/").0, 200);
+        assert_eq!(metrics.get(&agent, "/metrics").0, 200);
+    }
+    agent.signal(Signal::SIGTERM);
+    let (code, log) = agent.end();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(!log.contains("cannot"), "{log}");
+}
+
 #[test]
 fn a_busy_port_is_a_warning() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
