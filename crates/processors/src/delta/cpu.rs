@@ -159,6 +159,9 @@ impl CpuState {
             self.slot
         };
         let reading = has_cycles.then_some(Reading { ts: entry.ts, cycles: entry.cycles });
+        if has_cycles && !self.knots.is_empty() {
+            self.credit_knots(books);
+        }
         self.credit(entry.ts, reading, books);
         if self.counted {
             grown(books.accounts.hot(self.slice, self.package), leaving).switches += 1;
@@ -194,19 +197,21 @@ impl CpuState {
         self.gap = Gap::None;
     }
 
-    /// Credits the time up to `ts` to whoever has the CPU, slice by slice. `next` is the counter's
-    /// reading at or after `ts`; cycles between two readings are split by time.
-    fn credit(&mut self, ts: Nanos, next: Option<Reading>, books: &mut Books<'_>) {
-        if !self.knots.is_empty() {
-            for knot in std::mem::take(&mut self.knots) {
-                self.credit_between(knot.ts.min(ts), Some(knot), books);
-                self.reading = Some(knot);
-            }
+    /// Credits the time up to the last tick that has come since the last switch.
+    #[cold]
+    fn credit_knots(&mut self, books: &mut Books<'_>) {
+        for at in 0..self.knots.len() {
+            let knot = self.knots[at];
+            self.credit(knot.ts, Some(knot), books);
+            self.reading = Some(knot);
         }
-        self.credit_between(ts, next, books);
+        self.knots.clear();
     }
 
-    fn credit_between(&mut self, ts: Nanos, next: Option<Reading>, books: &mut Books<'_>) {
+    /// Credits the time up to `ts` to whoever has the CPU, slice by slice. `next` is the counter's
+    /// reading at or after `ts`; cycles between two readings are split by time.
+    #[inline]
+    fn credit(&mut self, ts: Nanos, next: Option<Reading>, books: &mut Books<'_>) {
         let ts = ts.max(self.since);
         let rate = match (self.reading, next) {
             (Some(a), Some(b)) if b.ts > a.ts && b.cycles >= a.cycles => {
@@ -269,8 +274,9 @@ impl CpuState {
             self.slot = IDLE;
             self.tgid = Tgid(0);
             self.gap = Gap::None;
-            self.reading = None;
+            self.forget_reading();
         }
+        self.credit_knots(books);
         let next = after.filter(|_| has_cycles).map(|e| Reading { ts: e.ts, cycles: e.cycles });
         self.credit(edge, next, books);
         if let (Some(a), Some(b)) = (self.reading, next)
