@@ -125,6 +125,7 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
             std::process::exit(i32::from(Exit::Failed.code()));
         }
     };
+    agent.beside.close().await;
     match outcome {
         Outcome::Done | Outcome::ReaderGone => Exit::Done,
         Outcome::Failed(reason) | Outcome::Unavailable(reason) => {

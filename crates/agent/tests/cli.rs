@@ -38,6 +38,34 @@ fn validate_prints_ok_and_nothing_else() {
 }
 
 #[test]
+fn validate_tells_what_this_host_does_not_have() {
+    let file = ConfigFile::new(
+        "sources: { procfs: }
+exporters:
+  file: { path: /nonexistent/dir/out.jsonl }
+  otlp_http:
+    endpoint: https://a:4318
+    tls: { ca_file: /nonexistent/ca.pem }
+    sending_queue: { storage: /proc/version/queue }
+service: { pipelines: { a: { sources: [procfs], exporters: [file, otlp_http] } } }
+",
+    );
+    let place = |what: &str| format!("{}:{what}", file.path().display());
+    let output = run(&["validate", "--config", file.path().to_str().unwrap()]);
+    let expected = [
+        place(
+            "3:17: warning: exporters::file::path: the folder `/nonexistent/dir` does not exist: ",
+        ),
+        place("6:21: warning: exporters::otlp_http::tls::ca_file: `/nonexistent/ca.pem` cannot be"),
+        place("7:31: warning: exporters::otlp_http::sending_queue::storage: `/proc/version` is no"),
+    ];
+    check(&output, 0, "ok\n", &expected.each_ref().map(String::as_str));
+    // One that runs finds out by itself; others have nothing to do with it.
+    let output = run(&["print-config", "--config", file.path().to_str().unwrap()]);
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
 fn a_bad_configuration_starts_nothing_and_exits_2() {
     let file = ConfigFile::new(&PROCFS.replace("window", "widnow").replace("json", "jsn"));
     let place = format!("{}:1:22: error: sources::procfs::widnow", file.path().display());

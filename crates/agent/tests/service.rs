@@ -81,6 +81,29 @@ fn a_reload_applies_and_a_bad_one_changes_nothing() {
 }
 
 #[test]
+fn warnings_are_told_again_with_a_reload() {
+    let unused = config("50ms", "") + "processors: { top: }\n";
+    let warning = "warning: processors::top: no pipeline names it";
+    let file = ConfigFile::new(&unused);
+    let agent = Running::with_config(&file);
+    agent.wait_for_windows(1);
+    let told = |agent: &Running| agent.log().matches(warning).count();
+    assert_eq!(told(&agent), 1, "{}", agent.log());
+    for reloads in 1..=2 {
+        agent.signal(Signal::SIGHUP);
+        agent.wait_until("reload", |a| a.log().matches("reloaded: ").count() == reloads);
+        assert_eq!(told(&agent), 1 + reloads, "{}", agent.log());
+    }
+    // Gone with its cause.
+    file.write(&config("50ms", ""));
+    agent.signal(Signal::SIGHUP);
+    agent.wait_until("reload", |a| a.log().matches("reloaded: ").count() == 3);
+    assert_eq!(told(&agent), 3, "{}", agent.log());
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.end().0, Some(0));
+}
+
+#[test]
 fn health_tells_progress_and_own_metrics_are_served() {
     let (health, metrics) = (free_address(), free_address());
     let extra = format!(

@@ -6,6 +6,7 @@
 
 pub mod counters;
 pub mod file;
+mod missing;
 pub mod otlp;
 pub mod prometheus;
 pub mod queue;

@@ -86,6 +86,15 @@ impl Config for ReplayConfig {
         }
         problems
     }
+
+    fn missing(&self) -> Vec<ConfigProblem> {
+        let why = std::fs::File::open(&self.path).err();
+        let what = why.map(|e| {
+            let path = self.path.display();
+            format!("`{path}` cannot be read: {e}; `file` with `format: recording` writes one")
+        });
+        what.map(|what| ConfigProblem::at("path", what)).into_iter().collect()
+    }
 }
 
 /// The source.
