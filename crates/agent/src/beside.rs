@@ -78,7 +78,13 @@ impl Beside {
             .map(|Extension::HealthCheck(config)| config.clone())
             .collect();
         let longest = longest_window(loaded);
-        self.health.retain(|server| wanted.iter().any(|c| server.serves(c, longest)));
+        for server in std::mem::take(&mut self.health) {
+            match wanted.iter().any(|c| server.serves(c, longest)) {
+                true => self.health.push(server),
+                // Its successor may want the same port.
+                false => server.stop().await,
+            }
+        }
         for config in wanted {
             if !self.health.iter().any(|server| server.serves(&config, longest)) {
                 let judge = Judge { progress: self.progress.clone(), longest };
@@ -89,7 +95,9 @@ impl Beside {
         match &self.metrics {
             Some(published) if published.publishes(config) => published.refresh(),
             _ => {
-                self.metrics = None;
+                if let Some(published) = self.metrics.take() {
+                    published.stop().await;
+                }
                 self.metrics = Published::start(config, telemetry, resource).await;
             }
         }

@@ -42,6 +42,12 @@ impl Server {
         self.config == *config && self.longest == longest
     }
 
+    /// Ends it; then its port is free.
+    pub(crate) async fn stop(mut self) {
+        self.task.abort();
+        let _ = (&mut self.task).await;
+    }
+
     /// Listens. A port that is taken is a warning: measuring goes on.
     pub(crate) async fn start(config: HealthCheck, judge: Judge) -> Option<Self> {
         let longest = judge.longest;

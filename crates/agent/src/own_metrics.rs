@@ -71,6 +71,14 @@ impl Drop for Published {
 }
 
 impl Published {
+    /// Stops serving; then the port is free.
+    pub(crate) async fn stop(mut self) {
+        if let Some(server) = self.server.take() {
+            server.abort();
+            let _ = server.await;
+        }
+    }
+
     /// The last push, where there is a receiver; it may not hold up the end of the agent.
     pub(crate) async fn close(self) {
         let provider = self.inner.provider.clone();

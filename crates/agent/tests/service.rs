@@ -83,7 +83,7 @@ fn a_reload_applies_and_a_bad_one_changes_nothing() {
 #[test]
 fn warnings_are_told_again_with_a_reload() {
     let unused = config("50ms", "") + "processors: { top: }\n";
-    let warning = "warning: processors::top: no pipeline names it";
+    let warning = "processor `top` is not used: no pipeline names it";
     let file = ConfigFile::new(&unused);
     let agent = Running::with_config(&file);
     agent.wait_for_windows(1);
@@ -134,6 +134,31 @@ fn health_tells_progress_and_own_metrics_are_served() {
     }
     agent.signal(Signal::SIGTERM);
     assert_eq!(agent.end().0, Some(0));
+}
+
+#[test]
+fn a_reload_that_changes_a_service_keeps_its_port() {
+    let (health, metrics) = (free_address(), free_address());
+    let text = |window: usize, level: &str| {
+        let telemetry =
+            format!("telemetry: {{ metrics: {{ endpoint: \"{metrics}\", level: {level} }} }},");
+        config(&format!("{window}ms"), &format!("extensions: [health_check], {telemetry}"))
+            + &format!("extensions: {{ health_check: {{ endpoint: \"{health}\" }} }}\n")
+    };
+    let file = ConfigFile::new(&text(50, "normal"));
+    let agent = Running::with_config(&file);
+    agent.wait_for_windows(1);
+    for reloads in 1..=10 {
+        file.write(&text(50 + reloads, ["normal", "basic"][reloads % 2]));
+        agent.signal(Signal::SIGHUP);
+        agent.wait_until("reload", |a| a.log().matches("reloaded: ").count() == reloads);
+        assert_eq!(get(&health, "/").unwrap().0, 200, "{}", agent.log());
+        assert_eq!(get(&metrics, "/metrics").unwrap().0, 200, "{}", agent.log());
+    }
+    agent.signal(Signal::SIGTERM);
+    let (code, log) = agent.end();
+    assert_eq!(code, Some(0), "{log}");
+    assert!(!log.contains("cannot"), "{log}");
 }
 
 #[test]
