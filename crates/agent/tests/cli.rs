@@ -178,6 +178,26 @@ service: {{ pipelines: {{ a: {{ sources: [replay], processors: [delta], exporter
 }
 
 #[test]
+fn a_recording_without_a_window_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rec.jsonl");
+    let replay = format!(
+        "sources: {{ replay: {{ path: {} }} }}
+processors: {{ delta: }}
+exporters: {{ stdout: {{ format: json }} }}
+service: {{ pipelines: {{ a: {{ sources: [replay], processors: [delta], exporters: [stdout] }} }} }}
+",
+        path.display()
+    );
+    let file = ConfigFile::new(&replay);
+    for text in ["", "{\"type\":\"window\",\"ts\":1}\n"] {
+        std::fs::write(&path, text).unwrap();
+        let output = run(&["--config", file.path().to_str().unwrap()]);
+        check(&output, 0, "", &["the recording holds no window"]);
+    }
+}
+
+#[test]
 fn a_missing_recording_exits_1_with_its_name() {
     let file = ConfigFile::new(
         "sources: { replay: { path: /nonexistent.jsonl } }

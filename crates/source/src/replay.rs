@@ -147,7 +147,11 @@ fn play(
         true
     };
     let mut lines = Lines::new(BufReader::with_capacity(1 << 18, file), &config.path);
-    while let Some(ready) = lines.next_with(|record| assembler.take(record))? {
+    let mut edges = 0;
+    while let Some(ready) = lines.next_with(|record| {
+        edges += usize::from(matches!(record, Record::Window { .. }));
+        assembler.take(record)
+    })? {
         if !send(ready) {
             return Ok(());
         }
@@ -160,7 +164,12 @@ fn play(
     }
     let (rest, left) = assembler.finish();
     send(rest);
-    if left > 0 {
+    if edges < 2 {
+        warn!(
+            records = lines.number - 1,
+            "the recording holds no window: one goes from a `window` record to the next"
+        );
+    } else if left > 0 {
         info!(
             records = left,
             "the recording goes on beyond its last window edge; what is there belongs to no window"
@@ -171,6 +180,10 @@ fn play(
 
 /// A line longer than this is no record.
 const MAX_LINE: u64 = 1 << 20;
+/// No clock that starts with the machine is later.
+const MAX_TIME: Nanos = Nanos(1 << 60);
+/// What a Zstandard frame begins with.
+const ZSTD: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
 
 /// Reads records line by line.
 struct Lines<'a, R> {
@@ -209,8 +222,21 @@ impl<'a, R: BufRead> Lines<'a, R> {
         if text.is_empty() {
             return Ok(Some(T::default()));
         }
+        let wrong = |what: &dyn std::fmt::Display| {
+            let (path, number) = (self.path.display(), self.number);
+            Err(SourceError::BadInput(format!("{path}:{number}: {what}")))
+        };
         match parse(text) {
+            Ok(record) if newest(&record) > MAX_TIME => {
+                wrong(&"a time beyond 36 years of uptime: no machine's clock")
+            }
             Ok(record) => Ok(Some(take(record))),
+            Err(_) if read as u64 == MAX_LINE => {
+                wrong(&"longer than 1 MiB: not a record of a recording")
+            }
+            Err(_) if self.number == 1 && self.line.starts_with(&ZSTD) => {
+                wrong(&"the recording is compressed: unpack it first (`zstd -d`)")
+            }
             Err(e) if !complete && (read as u64) < MAX_LINE => {
                 warn!(
                     "{}:{}: the last line is cut off ({e}); it is left out",
@@ -219,12 +245,21 @@ impl<'a, R: BufRead> Lines<'a, R> {
                 );
                 Ok(None)
             }
-            Err(e) => Err(SourceError::BadInput(format!(
-                "{}:{}: not a record of a recording: {e}",
-                self.path.display(),
-                self.number
-            ))),
+            Err(e) => wrong(&format_args!("not a record of a recording: {e}")),
         }
+    }
+}
+
+/// The time of a record; sums of times up to [`MAX_TIME`] stay far from what 64 bits hold.
+fn newest(record: &Record<'_>) -> Nanos {
+    match record {
+        Record::Switch { ts, .. }
+        | Record::Tick { ts, .. }
+        | Record::Lost { ts, .. }
+        | Record::Window { ts } => *ts,
+        Record::Process(process) => process.ts,
+        Record::Meter(meter) => meter.ts,
+        Record::Topology { .. } => Nanos(0),
     }
 }
 
