@@ -25,6 +25,7 @@ use crate::{
     notify,
     privileges::Held,
     reload, resource,
+    run::with_remedy,
 };
 
 /// What was set up before the runtime.
@@ -76,7 +77,7 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
     let runner = match Runner::start(graph, options(&loaded)).await {
         Ok(runner) => runner,
         Err(e) => {
-            error!("{e}");
+            error!("{}", with_remedy(&e.to_string()));
             return Exit::Failed;
         }
     };
@@ -88,7 +89,7 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
             match Runner::start(graph, options(&other)).await {
                 Ok(runner) => (runner, other),
                 Err(e) => {
-                    error!("{e}");
+                    error!("{}", with_remedy(&e.to_string()));
                     return Exit::Failed;
                 }
             }
@@ -129,7 +130,7 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
     match outcome {
         Outcome::Done | Outcome::ReaderGone => Exit::Done,
         Outcome::Failed(reason) | Outcome::Unavailable(reason) => {
-            error!("{reason}");
+            error!("{}", with_remedy(&reason));
             Exit::Failed
         }
     }
@@ -145,6 +146,8 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    /// Listened to so that a file at the process's size limit is a write that fails, not the end.
+    _file_size: Signal,
 }
 
 enum Told {
@@ -158,6 +161,7 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
+            _file_size: signal(SignalKind::from_raw(libc::SIGXFSZ))?,
         })
     }
 
