@@ -218,6 +218,23 @@ fn piped(file: &ConfigFile) -> Child {
 }
 
 #[test]
+fn a_full_output_is_told_now_and_then() {
+    let file = ConfigFile::new(&PROCFS.replace("50ms", "10ms"));
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = wattpipe();
+    command.arg("--config").arg(file.path()).stdout(full).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    binary::signal(child.id(), nix::sys::signal::Signal::SIGTERM);
+    let output = child.wait_with_output().unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(0), "{log}");
+    // At once, and what came since at the end.
+    let told: Vec<&str> = log.lines().filter(|l| l.contains("No space left on device")).collect();
+    assert!((1..5).contains(&told.len()) && told[0].contains("windows=1"), "{log}");
+}
+
+#[test]
 fn a_closed_output_ends_quietly() {
     let file = ConfigFile::new(PROCFS);
     let mut child = piped(&file);
