@@ -25,6 +25,7 @@ use opentelemetry_sdk::{
 use prometheus::TextEncoder;
 use tokio::{runtime::Handle, sync::watch};
 use tracing::{info, warn};
+use wattpipe_exporters::listener::Few;
 use wattpipe_pipeline::{
     identity::AttributeSet,
     telemetry::{Instrument, Telemetry},
@@ -154,7 +155,7 @@ impl Published {
 }
 
 async fn serve(endpoint: &str, inner: Arc<Inner>) -> Option<tokio::task::JoinHandle<()>> {
-    let listener = match tokio::net::TcpListener::bind(endpoint).await {
+    let listener = match Few::bind(endpoint).await {
         Ok(listener) => listener,
         Err(e) => {
             warn!("own metrics cannot be served on {endpoint}: {e}");

@@ -6,6 +6,7 @@
 
 pub mod counters;
 pub mod file;
+pub mod listener;
 mod missing;
 pub mod otlp;
 pub mod prometheus;
