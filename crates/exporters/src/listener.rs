@@ -1,35 +1,45 @@
-//! Listening for scrapers and probes: a few connections at a time, each closed when nothing moves on
-//! it. Whoever opens connections by the thousand must not take the descriptors that measuring needs;
-//! what is more than a few waits in the kernel's queue.
+//! Listening for scrapers and probes: a few connections at a time. Whoever opens connections by the
+//! thousand must not take the descriptors that measuring needs, nor keep others from being served:
+//! where there are too many, the one on which nothing has moved for longest makes way.
 
 use std::{
     io,
     net::SocketAddr,
     pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, Waker},
+    time::Instant,
 };
 
 use axum::serve::Listener;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, Sleep, sleep},
 };
 
 /// Connections at a time.
 const MAX_CONNECTIONS: usize = 64;
-/// A connection on which nothing moved for so long is closed; scrapers connect again.
-const IDLE: Duration = Duration::from_secs(120);
 
 /// See the module's documentation.
 #[derive(Debug)]
 pub struct Few {
     tcp: TcpListener,
-    free: Arc<Semaphore>,
-    idle: Duration,
+    max: usize,
+    open: Open,
+}
+
+type Open = Arc<Mutex<Vec<Arc<Mutex<Seat>>>>>;
+
+/// What is known of a connection.
+#[derive(Debug)]
+struct Seat {
+    moved: Instant,
+    evicted: bool,
+    waker: Option<Waker>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Few {
@@ -38,11 +48,28 @@ impl Few {
     /// # Errors
     /// As binding does.
     pub async fn bind(endpoint: &str) -> io::Result<Self> {
-        Ok(Self::of(TcpListener::bind(endpoint).await?, MAX_CONNECTIONS, IDLE))
+        Ok(Self::of(TcpListener::bind(endpoint).await?, MAX_CONNECTIONS))
     }
 
-    fn of(tcp: TcpListener, connections: usize, idle: Duration) -> Self {
-        Self { tcp, free: Arc::new(Semaphore::new(connections)), idle }
+    fn of(tcp: TcpListener, max: usize) -> Self {
+        Self { tcp, max, open: Open::default() }
+    }
+
+    /// A place for one more connection.
+    fn seat(&self) -> Arc<Mutex<Seat>> {
+        let mut open = lock(&self.open);
+        if open.len() >= self.max
+            && let Some(at) = (0..open.len()).min_by_key(|at| lock(&open[*at]).moved)
+        {
+            let evicted = open.swap_remove(at);
+            let mut evicted = lock(&evicted);
+            evicted.evicted = true;
+            evicted.waker.take().into_iter().for_each(Waker::wake);
+        }
+        let seat = Seat { moved: Instant::now(), evicted: false, waker: None };
+        let seat = Arc::new(Mutex::new(seat));
+        open.push(seat.clone());
+        seat
     }
 }
 
@@ -51,11 +78,8 @@ impl Listener for Few {
     type Addr = SocketAddr;
 
     async fn accept(&mut self) -> (Connection, SocketAddr) {
-        // Nobody closes the semaphore; without a permit it would be a connection that is not counted.
-        let permit = self.free.clone().acquire_owned().await.ok();
         let (stream, address) = Listener::accept(&mut self.tcp).await;
-        let idle = Box::pin(sleep(self.idle));
-        (Connection { stream, idle, patience: self.idle, _permit: permit }, address)
+        (Connection { stream, seat: self.seat(), open: self.open.clone() }, address)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -67,23 +91,29 @@ impl Listener for Few {
 #[derive(Debug)]
 pub struct Connection {
     stream: TcpStream,
-    idle: Pin<Box<Sleep>>,
-    patience: Duration,
-    _permit: Option<OwnedSemaphorePermit>,
+    seat: Arc<Mutex<Seat>>,
+    open: Open,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        lock(&self.open).retain(|seat| !Arc::ptr_eq(seat, &self.seat));
+    }
 }
 
 impl Connection {
-    /// What came of an attempt to read or write, or the end where nothing has for too long.
-    fn watch<T>(
-        &mut self,
-        cx: &mut Context<'_>,
-        moved: Poll<io::Result<T>>,
-    ) -> Poll<io::Result<T>> {
+    /// What came of an attempt to read or write, or the end where this one is to make way.
+    fn watch<T>(&self, cx: &Context<'_>, moved: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        let mut seat = lock(&self.seat);
         if moved.is_ready() {
-            self.idle.as_mut().reset(Instant::now() + self.patience);
+            seat.moved = Instant::now();
             return moved;
         }
-        self.idle.as_mut().poll(cx).map(|()| Err(io::ErrorKind::TimedOut.into()))
+        if seat.evicted {
+            return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
+        }
+        seat.waker = Some(cx.waker().clone());
+        Poll::Pending
     }
 }
 
@@ -119,35 +149,46 @@ impl AsyncWrite for Connection {
 
 #[cfg(test)]
 mod tests {
-    use std::io::{Read, Write};
+    use std::{
+        io::{Read, Write},
+        net::TcpStream as Plain,
+    };
 
     use axum::{Router, routing::get};
 
     use super::*;
 
-    /// One answer, from a connection of its own.
-    fn answer(address: SocketAddr) -> String {
-        let mut stream = std::net::TcpStream::connect(address).unwrap();
-        stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-        let mut text = String::new();
-        stream.read_to_string(&mut text).unwrap();
-        text
+    /// Asks on a connection of its own, or again on one that is kept.
+    fn ask(stream: &mut Plain) -> io::Result<bool> {
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")?;
+        let mut text = [0; 512];
+        let n = stream.read(&mut text)?;
+        Ok(text[..n].ends_with(b"here"))
     }
 
     #[tokio::test(flavor = "multi_thread")]
     async fn who_says_nothing_makes_way() {
-        let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let few = Few::of(tcp, 2, Duration::from_millis(50));
-        let (address, free) = (few.local_addr().unwrap(), few.free.clone());
+        let few = Few::of(TcpListener::bind("127.0.0.1:0").await.unwrap(), 3);
+        let (address, open) = (few.local_addr().unwrap(), few.open.clone());
         let app = Router::new().route("/", get(async || "here"));
         tokio::spawn(async move { axum::serve(few, app).await });
-        let idle: Vec<_> =
-            (0..20).map(|_| std::net::TcpStream::connect(address).unwrap()).collect();
-        let text = tokio::task::spawn_blocking(move || answer(address)).await.unwrap();
-        assert!(text.ends_with("here"), "{text}");
+        let clients = move || {
+            let mut scraper = Plain::connect(address).unwrap();
+            assert!(ask(&mut scraper).unwrap());
+            let mut idle = Vec::new();
+            for _ in 0..20 {
+                idle.push(Plain::connect(address).unwrap());
+                // Whoever moves stays, and whoever comes is served.
+                assert!(ask(&mut scraper).unwrap());
+                assert!(ask(&mut Plain::connect(address).unwrap()).unwrap());
+            }
+            idle
+        };
+        let idle = tokio::task::spawn_blocking(clients).await.unwrap();
+        assert!(lock(&open).len() <= 3);
         drop(idle);
-        while free.available_permits() < 1 {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+        while !lock(&open).is_empty() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
         }
     }
 }
