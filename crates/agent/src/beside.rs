@@ -13,7 +13,7 @@ use wattpipe_pipeline::{
 use crate::{
     config::Loaded,
     extension::Extension,
-    health::{Judge, Server},
+    health::{Judge, Longest, Server},
     notify,
     own_metrics::Published,
 };
@@ -21,6 +21,7 @@ use crate::{
 /// Services of the agent; dropping it ends them.
 pub(crate) struct Beside {
     progress: Arc<Progress>,
+    longest: Longest,
     health: Vec<Server>,
     metrics: Option<Published>,
     watchdog: Option<JoinHandle<()>>,
@@ -42,13 +43,13 @@ impl Beside {
         telemetry: &Telemetry,
         resource: &AttributeSet,
     ) -> Self {
-        let progress = runner.progress();
+        let (progress, longest) = (runner.progress(), Longest::default());
+        longest.set(longest_window(loaded));
+        let judge = Judge { progress: progress.clone(), longest: longest.clone() };
         let mut beside = Self {
-            watchdog: notify::watchdog(Judge {
-                progress: progress.clone(),
-                longest: longest_window(loaded),
-            }),
+            watchdog: notify::watchdog(judge),
             progress,
+            longest,
             health: Vec::new(),
             metrics: None,
         };
@@ -77,29 +78,28 @@ impl Beside {
             .filter_map(|id| loaded.extensions.get(id))
             .map(|Extension::HealthCheck(config)| config.clone())
             .collect();
-        let longest = longest_window(loaded);
+        self.longest.set(longest_window(loaded));
+        // What ends gives up its port first: another may be to have it.
         for server in std::mem::take(&mut self.health) {
-            match wanted.iter().any(|c| server.serves(c, longest)) {
+            match wanted.iter().any(|config| server.serves(config)) {
                 true => self.health.push(server),
-                // Its successor may want the same port.
-                false => server.stop().await,
+                false => server.end().await,
             }
         }
+        let metrics = &loaded.service.telemetry.metrics;
+        if let Some(published) = self.metrics.take_if(|p| !p.publishes(metrics)) {
+            published.end().await;
+        }
         for config in wanted {
-            if !self.health.iter().any(|server| server.serves(&config, longest)) {
-                let judge = Judge { progress: self.progress.clone(), longest };
+            if !self.health.iter().any(|server| server.serves(&config)) {
+                let judge =
+                    Judge { progress: self.progress.clone(), longest: self.longest.clone() };
                 self.health.extend(Server::start(config, judge).await);
             }
         }
-        let config = &loaded.service.telemetry.metrics;
         match &self.metrics {
-            Some(published) if published.publishes(config) => published.refresh(),
-            _ => {
-                if let Some(published) = self.metrics.take() {
-                    published.stop().await;
-                }
-                self.metrics = Published::start(config, telemetry, resource).await;
-            }
+            Some(published) => published.refresh(),
+            None => self.metrics = Published::start(metrics, telemetry, resource).await,
         }
     }
 }

@@ -1,7 +1,13 @@
 //! Health over HTTP: `/` while the pipelines make progress, `/ready` once they have begun to.
 //! Progress is a window that an exporter took, not a thread that lives.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use axum::{Json, Router, extract::State, http::StatusCode, routing::get};
 use serde_json::{Value, json};
@@ -21,13 +27,26 @@ pub(crate) const STUCK: Duration = Duration::from_secs(60);
 pub(crate) struct Judge {
     pub(crate) progress: Arc<Progress>,
     /// The longest window that the configuration asks for.
-    pub(crate) longest: Duration,
+    pub(crate) longest: Longest,
+}
+
+/// A length that a reload may change under those who judge by it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Longest(Arc<AtomicU64>);
+
+impl Longest {
+    pub(crate) fn set(&self, window: Duration) {
+        self.0.store(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    fn get(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Relaxed))
+    }
 }
 
 /// A running server; dropping it ends it.
 pub(crate) struct Server {
     config: HealthCheck,
-    longest: Duration,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -39,19 +58,18 @@ impl Drop for Server {
 
 impl Server {
     /// Whether it serves this configuration.
-    pub(crate) fn serves(&self, config: &HealthCheck, longest: Duration) -> bool {
-        self.config == *config && self.longest == longest
+    pub(crate) fn serves(&self, config: &HealthCheck) -> bool {
+        self.config == *config
     }
 
-    /// Ends it; then its port is free.
-    pub(crate) async fn stop(mut self) {
+    /// Ends it. Afterwards its port is free.
+    pub(crate) async fn end(mut self) {
         self.task.abort();
         let _ = (&mut self.task).await;
     }
 
     /// Listens. A port that is taken is a warning: measuring goes on.
     pub(crate) async fn start(config: HealthCheck, judge: Judge) -> Option<Self> {
-        let longest = judge.longest;
         let listener = match Few::bind(&config.endpoint).await {
             Ok(listener) => listener,
             Err(e) => {
@@ -67,7 +85,7 @@ impl Server {
                 warn!("health_check: {e}");
             }
         });
-        Some(Self { config, longest, task })
+        Some(Self { config, task })
     }
 }
 
@@ -85,16 +103,17 @@ impl Judge {
     /// Why the pipelines count as failing.
     pub(crate) fn fault(&self) -> Option<String> {
         let progress = &self.progress;
+        let longest = self.longest.get();
         if let Some((stage, busy)) = progress.stuck(STUCK).into_iter().next() {
             return Some(format!("{stage} has been at one batch for {} s", busy.as_secs()));
         }
         match progress.last() {
             Some(last) => {
                 let window = Duration::from_nanos(last.window.duration().0);
-                (last.age > patience(window.max(self.longest)))
+                (last.age > patience(window.max(longest)))
                     .then(|| format!("the last window was exported {} s ago", last.age.as_secs()))
             }
-            None => (progress.uptime() > FIRST.max(self.longest * 3))
+            None => (progress.uptime() > FIRST.max(longest * 3))
                 .then(|| format!("no window was exported in {} s", progress.uptime().as_secs())),
         }
     }
@@ -130,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_fresh_agent_is_alive_and_not_ready() {
-        let judge = Judge { progress: Arc::default(), longest: Duration::from_secs(1) };
+        let judge = Judge { progress: Arc::default(), longest: Longest::default() };
         assert_eq!(judge.fault(), None);
         assert_eq!(answer(&judge.progress, None).0, StatusCode::OK);
         assert_eq!(patience(Duration::from_secs(1)), Duration::from_secs(10));

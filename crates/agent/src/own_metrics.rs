@@ -72,14 +72,6 @@ impl Drop for Published {
 }
 
 impl Published {
-    /// Stops serving; then the port is free.
-    pub(crate) async fn stop(mut self) {
-        if let Some(server) = self.server.take() {
-            server.abort();
-            let _ = server.await;
-        }
-    }
-
     /// The last push, where there is a receiver; it may not hold up the end of the agent.
     pub(crate) async fn close(self) {
         let provider = self.inner.provider.clone();
@@ -94,6 +86,14 @@ impl Published {
     /// Whether it publishes as `config` says.
     pub(crate) fn publishes(&self, config: &OwnMetrics) -> bool {
         self.config.level == config.level && self.config.endpoint == config.endpoint
+    }
+
+    /// Ends it. Afterwards its port is free.
+    pub(crate) async fn end(mut self) {
+        if let Some(server) = self.server.take() {
+            server.abort();
+            let _ = server.await;
+        }
     }
 
     /// Takes up instruments that have come since.

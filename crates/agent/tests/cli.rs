@@ -148,8 +148,8 @@ fn the_reference_validates() {
     check(&output, 0, "ok\n", &[]);
 }
 
-#[test]
-fn a_recording_plays_to_its_end() {
+/// A configuration that plays two windows to standard output.
+fn replay() -> ConfigFile {
     let file = ConfigFile::new("");
     let recording = file.dir().join("rec.jsonl");
     std::fs::write(
@@ -171,6 +171,12 @@ service: {{ pipelines: {{ a: {{ sources: [replay], processors: [delta], exporter
 ",
         recording.display()
     ));
+    file
+}
+
+#[test]
+fn a_recording_plays_to_its_end() {
+    let file = replay();
     let output = wattpipe().arg("--config").arg(file.path()).output().unwrap();
     let out = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
@@ -190,11 +196,20 @@ service: {{ pipelines: {{ a: {{ sources: [replay], processors: [delta], exporter
         path.display()
     );
     let file = ConfigFile::new(&replay);
-    for text in ["", "{\"type\":\"window\",\"ts\":1}\n"] {
+    let topology = r#"{"type":"topology","cpus":[{"cpu":0}],"boot_unix_ns":1}"#;
+    for text in [String::new(), format!("{topology}\n{{\"type\":\"window\",\"ts\":1}}\n")] {
         std::fs::write(&path, text).unwrap();
         let output = run(&["--config", file.path().to_str().unwrap()]);
         check(&output, 0, "", &["the recording holds no window"]);
     }
+}
+
+#[test]
+fn data_that_found_no_place_exits_1() {
+    let file = replay();
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = wattpipe().arg("--config").arg(file.path()).stdout(full).output().unwrap();
+    check(&output, 1, "", &["No space left on device", "data is lost"]);
 }
 
 #[test]

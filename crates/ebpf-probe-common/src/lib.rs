@@ -36,7 +36,8 @@ pub struct BatchHeader {
     /// Entries of the batch before this one: where, in the map, the newest entry lies while this one
     /// is empty.
     pub sent: u32,
-    /// `CLOCK_MONOTONIC` at the first entry, where entries bear the run queue's clock; else 0.
+    /// `CLOCK_MONOTONIC` at the first entry, where entries bear the run queue's clock; 0 where it was
+    /// not read (the first entry is a tick or was put back), and with the other clock.
     pub anchor: u64,
 }
 

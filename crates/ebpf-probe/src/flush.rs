@@ -7,7 +7,7 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::{bpf_get_current_pid_tgid, bpf_get_current_task, bpf_ktime_get_ns};
 use wattpipe_ebpf_probe_common::{Entry, FLAG_CYCLES, FLAG_TICK};
 
-use crate::{batch, untraced};
+use crate::{batch, globals::scheduler_clock, untraced};
 
 /// 1: sent. 0: the ring is full, nothing has changed, and userland can drain it and ask again.
 #[inline(always)]
@@ -22,8 +22,14 @@ fn flush_now<const CYCLES: bool>() -> i32 {
     let Some(batch) = batch::current() else { return 0 };
     let current = unsafe { bpf_get_current_task() };
     if batch.last_task != current {
-        untraced::put_back::<CYCLES>(batch, entry);
+        // Other entries than a tick bear the clock of switches; by that one, the task that runs had
+        // the CPU when it was last accounted for.
+        let ts = if scheduler_clock() { untraced::accounted(current) } else { entry.ts };
+        untraced::put_back::<CYCLES>(batch, Entry { ts, ..entry });
         batch.last_task = current;
+    }
+    if batch.used == 0 {
+        batch.header.anchor = 0;
     }
     let before = batch.used;
     let used = batch::push::<CYCLES>(batch, entry);

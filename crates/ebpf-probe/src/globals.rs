@@ -53,6 +53,10 @@ static WATERMARK: u64 = 1 << 21;
 #[unsafe(no_mangle)]
 static LIFE_WATERMARK: u64 = 1 << 16;
 
+/// 1 where entries bear the run queue's clock.
+#[unsafe(no_mangle)]
+static SCHEDULER_CLOCK: u32 = 0;
+
 /// Reads a constant that userland may have overridden; volatile, or the compiler would use the
 /// value above.
 #[inline(always)]
@@ -74,6 +78,11 @@ pub(crate) fn watermark() -> u64 {
 #[inline(always)]
 pub(crate) fn life_watermark() -> u64 {
     constant(&LIFE_WATERMARK)
+}
+
+#[inline(always)]
+pub(crate) fn scheduler_clock() -> bool {
+    constant(&SCHEDULER_CLOCK) != 0
 }
 
 /// One of the offsets: `offset!(task_tgid)`.

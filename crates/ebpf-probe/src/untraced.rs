@@ -3,14 +3,15 @@
 //! On some kernels a few tasks leave the CPU without `sched_switch` firing (seen: threads of pid 1 of
 //! a microVM). The next switch then leaves from another task than the last one went to. Left alone,
 //! the task would seem to run until that next switch; so the missing switch is put back in, at the
-//! time that the scheduler's own accounting tells.
+//! time that the scheduler's own accounting tells: by the monotonic clock after what the task ran, by
+//! the run queue's clock when it was last accounted for.
 
 use aya_ebpf::helpers::bpf_probe_read_kernel;
-use wattpipe_ebpf_probe_common::{Batch, Entry, FLAG_CYCLES};
+use wattpipe_ebpf_probe_common::{Batch, Entry, FLAG_CYCLES, FLAG_TICK};
 
 use crate::{
     batch,
-    globals::{counters, offset},
+    globals::{counters, offset, scheduler_clock},
 };
 
 /// Puts the switch from the last task to `now.prev` before `now`. Cold: never runs on most kernels.
@@ -44,8 +45,22 @@ fn insert<const CYCLES: bool>(batch: &mut Batch, now: Entry) {
         return;
     }
     let last = batch::newest(batch);
-    let between = now.ts.saturating_sub(last.ts);
-    let ran = ran(batch.last_task).min(between);
+    let (since, ran) = if scheduler_clock() {
+        let left = accounted(batch.last_task).min(now.ts);
+        // A tick bears the other clock: how long the task ran since is not known then, but when it
+        // left is.
+        let tick = batch.used == 0 && batch.header.flags & FLAG_TICK != 0;
+        let since = if tick { left } else { last.ts };
+        (since, left.saturating_sub(since))
+    } else {
+        (last.ts, ran(batch.last_task))
+    };
+    let between = now.ts.saturating_sub(since);
+    let ran = ran.min(between);
+    if batch.used == 0 {
+        // What `CLOCK_MONOTONIC` was then is not known.
+        batch.header.anchor = 0;
+    }
     let cycles = if CYCLES {
         // In proportion; scaled down so that nothing overflows.
         let rate = now.cycles.saturating_sub(last.cycles) / ((between >> 10) | 1);
@@ -53,7 +68,7 @@ fn insert<const CYCLES: bool>(batch: &mut Batch, now: Entry) {
     } else {
         0
     };
-    let missed = Entry { ts: last.ts + ran, cycles, prev: last.next, next: now.prev };
+    let missed = Entry { ts: since + ran, cycles, prev: last.next, next: now.prev };
     let used = batch::push::<CYCLES>(batch, missed);
     batch::pushed(batch, used, if CYCLES { FLAG_CYCLES } else { 0 });
     if let Some(counters) = counters() {
@@ -61,14 +76,23 @@ fn insert<const CYCLES: bool>(batch: &mut Batch, now: Entry) {
     }
 }
 
-/// How long a task ran when it last had a CPU, by the scheduler. The task may be gone: the helper
-/// reads what is there, and the caller limits the result.
+/// How long a task ran when it last had a CPU, by the scheduler. The caller limits the result.
 #[inline(always)]
 fn ran(task: u64) -> u64 {
-    let task = task as *const u8;
-    let read = |at: usize| {
-        // SAFETY: the helper checks the address.
-        unsafe { bpf_probe_read_kernel(task.wrapping_add(at).cast::<u64>()) }.unwrap_or(0)
-    };
-    read(offset!(task_sum_exec)).saturating_sub(read(offset!(task_prev_sum_exec)))
+    read(task, offset!(task_sum_exec)).saturating_sub(read(task, offset!(task_prev_sum_exec)))
+}
+
+/// When a task's run time was last accounted for, by the run queue's clock: for one that has left its
+/// CPU, when it did.
+#[inline(always)]
+pub(crate) fn accounted(task: u64) -> u64 {
+    read(task, offset!(task_exec_start))
+}
+
+/// The number at `offset` of a task, which may be gone: what is there then, or 0.
+#[inline(always)]
+fn read(task: u64, offset: usize) -> u64 {
+    let place = (task as *const u8).wrapping_add(offset).cast::<u64>();
+    // SAFETY: the helper checks the address.
+    unsafe { bpf_probe_read_kernel(place) }.unwrap_or(0)
 }

@@ -152,6 +152,11 @@ fn play(
         edges += usize::from(matches!(record, Record::Window { .. }));
         assembler.take(record)
     })? {
+        if assembler.adrift {
+            return Err(lines.wrong(
+                "a `window` before any `topology`, which tells the CPUs and when they were booted",
+            ));
+        }
         if !send(ready) {
             return Ok(());
         }
@@ -222,20 +227,16 @@ impl<'a, R: BufRead> Lines<'a, R> {
         if text.is_empty() {
             return Ok(Some(T::default()));
         }
-        let wrong = |what: &dyn std::fmt::Display| {
-            let (path, number) = (self.path.display(), self.number);
-            Err(SourceError::BadInput(format!("{path}:{number}: {what}")))
-        };
         match parse(text) {
             Ok(record) if newest(&record) > MAX_TIME => {
-                wrong(&"a time beyond 36 years of uptime: no machine's clock")
+                Err(self.wrong("a time beyond 36 years of uptime: no machine's clock"))
             }
             Ok(record) => Ok(Some(take(record))),
             Err(_) if read as u64 == MAX_LINE => {
-                wrong(&"longer than 1 MiB: not a record of a recording")
+                Err(self.wrong("longer than 1 MiB: not a record of a recording"))
             }
             Err(_) if self.number == 1 && self.line.starts_with(&ZSTD) => {
-                wrong(&"the recording is compressed: unpack it first (`zstd -d`)")
+                Err(self.wrong("the recording is compressed: unpack it first (`zstd -d`)"))
             }
             Err(e) if !complete && (read as u64) < MAX_LINE => {
                 warn!(
@@ -245,8 +246,13 @@ impl<'a, R: BufRead> Lines<'a, R> {
                 );
                 Ok(None)
             }
-            Err(e) => wrong(&format_args!("not a record of a recording: {e}")),
+            Err(e) => Err(self.wrong(&format!("not a record of a recording: {e}"))),
         }
+    }
+
+    /// What is wrong with the line that was read last.
+    fn wrong(&self, what: &str) -> SourceError {
+        SourceError::BadInput(format!("{}:{}: {what}", self.path.display(), self.number))
     }
 }
 

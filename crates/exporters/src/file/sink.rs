@@ -253,9 +253,9 @@ impl Sink {
 
 fn open_file(path: &Path) -> io::Result<Opened> {
     let file = OpenOptions::new().read(true).append(true).create(true).open(path).or_else(|e| {
-        // A pipe or device may be writable only.
+        // A pipe or device may be writable only. Where nothing is there, it was not that.
         if e.kind() == io::ErrorKind::PermissionDenied {
-            OpenOptions::new().append(true).open(path)
+            OpenOptions::new().append(true).open(path).map_err(|_| e)
         } else {
             Err(e)
         }

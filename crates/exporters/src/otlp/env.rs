@@ -111,7 +111,7 @@ fn headers(text: &str) -> BTreeMap<String, Secret> {
         .collect()
 }
 
-fn percent_decoded(text: &str) -> String {
+pub(super) fn percent_decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
     let mut at = 0;

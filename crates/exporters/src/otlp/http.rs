@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Uri, header};
 use http_body_util::{BodyExt, Full};
@@ -54,6 +55,16 @@ pub(super) fn target(config: &OtlpHttpConfig) -> Result<Uri, ConfigProblem> {
     Ok(uri)
 }
 
+/// `user:password@` of a URL as the header that carries it; a header of the configuration wins.
+fn credentials(uri: &Uri) -> Option<HeaderValue> {
+    let (user, _) = uri.authority()?.as_str().rsplit_once('@')?;
+    let mut value =
+        HeaderValue::try_from(format!("Basic {}", BASE64.encode(env::percent_decoded(user))))
+            .ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
 struct HttpTransport {
     client: Client<Connector, Full<Bytes>>,
     uri: Uri,
@@ -87,6 +98,7 @@ impl HttpTransport {
         }
         headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
+        headers.extend(credentials(&uri).map(|value| (header::AUTHORIZATION, value)));
         headers.extend(config.shared().headers()?);
         Ok(Self {
             client: Client::builder(TokioExecutor::new()).build(connector),
@@ -210,6 +222,20 @@ mod tests {
         check("http://a", Some("http://b:9090/api/v1/otlp"), Some("http://b:9090/api/v1/otlp"));
         check("a:4318", None, None);
         check("", None, None);
+    }
+
+    #[track_caller]
+    fn check_credentials(uri: &'static str, expected: Option<&str>) {
+        let value = credentials(&Uri::from_static(uri));
+        assert_eq!(value.as_ref().map(|v| v.to_str().unwrap()), expected);
+        assert!(value.is_none_or(|v| v.is_sensitive()));
+    }
+
+    #[test]
+    fn credentials_in_a_url_are_sent() {
+        check_credentials("http://a:4318", None);
+        check_credentials("http://user:pass@a:4318", Some("Basic dXNlcjpwYXNz"));
+        check_credentials("http://user:p%40ss@a:4318", Some("Basic dXNlcjpwQHNz"));
     }
 
     #[track_caller]

@@ -130,13 +130,13 @@ type Closes = watch::Receiver<Option<Instant>>;
 
 impl Queue {
     /// Opens the store and starts to deliver.
-    pub fn start(
+    pub async fn start(
         options: QueueOptions,
         transport: Arc<dyn Transport>,
         counters: Counters,
     ) -> Result<Self, QueueError> {
         let (closing, closes) = watch::channel(None);
-        let store = Arc::new(Store::open(&options, counters.clone(), closes.clone())?);
+        let store = Arc::new(Store::open(&options, counters.clone(), closes.clone()).await?);
         let courier = Arc::new(Courier::new(&options, transport, closes.clone()));
         let dispatcher = Dispatcher {
             store: store.clone(),

@@ -166,9 +166,12 @@ impl ExporterSlot {
                 });
                 let well = catch_unwind(run).is_ok();
                 let lost = stage.give_up(false);
-                let _ = done_tx.send(well);
+                // Before anybody who waits for the end can read it.
                 if !well {
                     shared.failed(&id).add(lost);
+                }
+                let _ = done_tx.send(well);
+                if !well {
                     let reason = format!("it panicked, {lost} rows are lost");
                     let _ =
                         events.blocking_send(Event::ExporterPanicked { id, generation, reason });

@@ -168,11 +168,13 @@ impl Probe {
         let watermark = u64::from(options.ring_bytes / 4);
         let life_watermark = u64::from(LIFE_BYTES / 4);
         let batch_events = options.batch_events.clamp(1, batch_limit(options.ring_bytes));
+        let scheduler_clock = u32::from(options.clock == Clock::Scheduler);
         let mut ebpf = EbpfLoader::new()
             .override_global("OFFSETS", &offsets, true)
             .override_global("BATCH_EVENTS", &batch_events, true)
             .override_global("WATERMARK", &watermark, true)
             .override_global("LIFE_WATERMARK", &life_watermark, true)
+            .override_global("SCHEDULER_CLOCK", &scheduler_clock, true)
             .map_max_entries("SWITCHES", options.ring_bytes)
             .map_max_entries("LIFE", LIFE_BYTES)
             .map_max_entries("BATCHES", options.cpus)

@@ -227,7 +227,11 @@ impl Reader {
         let head = self.probe.switches.head();
         self.drain_life();
         while self.drain_switches(head, usize::MAX) {}
-        self.apply_peeks();
+        // An open batch comes after those of its CPU that wait behind a record that is stuck: it is
+        // looked at again at the next edge.
+        if self.probe.switches.reached(head) {
+            self.apply_peeks();
+        }
         self.streams.settle(edge);
         self.tell_topology();
         self.batch.edge = Some(Edge { ts: Nanos(edge) });

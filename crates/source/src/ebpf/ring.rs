@@ -58,6 +58,11 @@ impl Ring {
         self.head().wrapping_sub(self.position)
     }
 
+    /// Whether every record up to `limit` has been read.
+    pub(crate) fn reached(&self, limit: usize) -> bool {
+        limit.wrapping_sub(self.position).cast_signed() <= 0
+    }
+
     /// Hands every record up to `limit` to `each`; its memory is free for writers afterwards.
     pub(crate) fn drain_to(&mut self, limit: usize, each: impl FnMut(&[u8])) -> Drained {
         self.drain_some(limit, usize::MAX, each).0
@@ -77,7 +82,7 @@ impl Ring {
             (limit, false)
         };
         let mut end = Drained::Complete;
-        while limit.wrapping_sub(self.position).cast_signed() > 0 {
+        while !self.reached(limit) {
             let Some((length, discarded)) = self.next_length() else {
                 end = Drained::Stuck;
                 break;
@@ -235,6 +240,7 @@ mod tests {
             let mut ring = fake.ring();
             let (end, records) = drain(&mut ring, 64);
             assert_eq!((end, records), (Drained::Stuck, vec![b"a".to_vec()]), "{header:#x}");
+            assert!(ring.reached(16) && !ring.reached(64));
             assert_eq!(fake.consumed(), 16);
         }
     }

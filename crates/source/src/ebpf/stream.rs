@@ -173,7 +173,8 @@ impl Streams {
                 invented = nobodys(stream, first, stolen, &mut batch.entries);
             }
         }
-        let offset = if header.anchor == 0 { 0 } else { stream.offset.unwrap_or(0) };
+        // A batch without an anchor goes on with what is known; by the monotonic clock nothing ever is.
+        let offset = stream.offset.unwrap_or(0);
         let mut floor = stream.floor;
         let mut late = 0;
         let tick = if header.flags & FLAG_TICK != 0 { header.count } else { 0 };

@@ -154,3 +154,42 @@ fn a_missing_file_is_an_error_with_its_name() {
     let config = ReplayConfig { path: file.path().into(), speed: Speed::Factor(-1.0) };
     assert_eq!(config.check().len(), 1);
 }
+
+#[test]
+fn a_window_needs_a_topology() {
+    let check = |text: String, expected: bool| {
+        let mut assembler = Assembler::default();
+        let mut lines = Lines::new(text.as_bytes(), Path::new("rec.jsonl"));
+        while lines.next_with(|record| assembler.take(record)).unwrap().is_some() {}
+        assert_eq!(assembler.adrift, expected, "{text}");
+    };
+    const EDGE: &str = r#"{"type":"window","ts":200}"#;
+    check(format!("{EDGE}\n{HEAD}\n"), true);
+    check(
+        format!("{}\n{HEAD}\n{EDGE}\n", r#"{"type":"switch","ts":9,"cpu":0,"prev":0,"next":7}"#),
+        false,
+    );
+    check(String::new(), false);
+}
+
+/// The counter's readings in each window, and the edges that it takes to know them.
+#[test]
+fn cycles_of_an_interval_over_several_edges_are_split_by_time() {
+    let out = assemble(&lines(&[
+        r#"{"type":"switch","ts":50,"cpu":0,"prev":0,"next":7,"cycles":1000}"#,
+        r#"{"type":"window","ts":100}"#,
+        r#"{"type":"window","ts":200}"#,
+        r#"{"type":"window","ts":300}"#,
+        r#"{"type":"switch","ts":350,"cpu":0,"prev":7,"next":0,"cycles":4000}"#,
+        r#"{"type":"window","ts":400}"#,
+    ]))
+    .unwrap();
+    let readings = |batch: &SwitchBatch| -> Vec<(u64, u64)> {
+        batch.entries.iter().map(|e| (e.ts.0, e.cycles)).collect()
+    };
+    let windows: Vec<_> = out.iter().map(readings).collect();
+    assert_eq!(windows[0], [(50, 1000), (200, 2500)]);
+    assert_eq!(windows[1], [(300, 3500)]);
+    assert_eq!(windows[2], [(350, 4000)]);
+    assert_eq!(windows[3], []);
+}

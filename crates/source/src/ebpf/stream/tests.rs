@@ -118,6 +118,20 @@ fn the_run_queue_s_clock_becomes_monotonic_and_stolen_time_nobody_s() {
 }
 
 #[test]
+fn a_batch_without_an_anchor_goes_on_with_the_offset() {
+    let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
+    let head = |sequence, anchor, flags| BatchHeader { anchor, flags, ..header(sequence, 0) };
+    streams.record(&bytes(head(0, 1_010_000, 0), &[(10_000, 1, 2)]), &mut batch);
+    // Nobody else had the CPU up to an edge; then a switch was put back in.
+    streams.record(&bytes(head(1, 0, FLAG_TICK), &[(1_060_000, 2, 2)]), &mut batch);
+    streams.record(&bytes(head(2, 0, 0), &[(70_000, 2, 1), (80_000, 1, 2)]), &mut batch);
+    streams.record(&bytes(head(3, 1_090_000, 0), &[(90_000, 2, 1)]), &mut batch);
+    assert_eq!(times(&batch), [1_010_000, 1_060_000, 1_070_000, 1_080_000, 1_090_000]);
+    assert!(batch.entries.iter().all(|e| e.next != Tgid::NOBODY));
+    assert_eq!(streams.counts.late, 0);
+}
+
+#[test]
 fn clocks_half_the_range_apart_are_taken_as_they_are() {
     let (mut streams, mut batch) = (Streams::new(1), SwitchBatch::default());
     for (sequence, anchor) in [(0, 20), (1, 20 + (1 << 63))] {
