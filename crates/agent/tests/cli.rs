@@ -243,7 +243,7 @@ fn a_full_output_is_told_now_and_then() {
     binary::signal(child.id(), nix::sys::signal::Signal::SIGTERM);
     let output = child.wait_with_output().unwrap();
     let log = String::from_utf8_lossy(&output.stderr);
-    assert_eq!(output.status.code(), Some(0), "{log}");
+    assert_eq!(output.status.code(), Some(1), "{log}");
     // At once, and what came since at the end.
     let told: Vec<&str> = log.lines().filter(|l| l.contains("No space left on device")).collect();
     assert!((1..5).contains(&told.len()) && told[0].contains("windows=1"), "{log}");

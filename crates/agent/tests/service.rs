@@ -164,31 +164,6 @@ fn a_reload_keeps_the_services_on_their_ports() {
 }
 
 #[test]
-fn a_reload_that_changes_a_service_keeps_its_port() {
-    let (health, metrics) = (free_address(), free_address());
-    let text = |window: usize, level: &str| {
-        let telemetry =
-            format!("telemetry: {{ metrics: {{ endpoint: \"{metrics}\", level: {level} }} }},");
-        config(&format!("{window}ms"), &format!("extensions: [health_check], {telemetry}"))
-            + &format!("extensions: {{ health_check: {{ endpoint: \"{health}\" }} }}\n")
-    };
-    let file = ConfigFile::new(&text(50, "normal"));
-    let agent = Running::with_config(&file);
-    agent.wait_for_windows(1);
-    for reloads in 1..=10 {
-        file.write(&text(50 + reloads, ["normal", "basic"][reloads % 2]));
-        agent.signal(Signal::SIGHUP);
-        agent.wait_until("reload", |a| a.log().matches("reloaded: ").count() == reloads);
-        assert_eq!(get(&health, "/").unwrap().0, 200, "{}", agent.log());
-        assert_eq!(get(&metrics, "/metrics").unwrap().0, 200, "{}", agent.log());
-    }
-    agent.signal(Signal::SIGTERM);
-    let (code, log) = agent.end();
-    assert_eq!(code, Some(0), "{log}");
-    assert!(!log.contains("cannot"), "{log}");
-}
-
-#[test]
 fn a_busy_port_is_a_warning() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
