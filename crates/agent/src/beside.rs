@@ -57,6 +57,13 @@ impl Beside {
         beside
     }
 
+    /// At the end, when everything has drained.
+    pub(crate) async fn close(mut self) {
+        if let Some(metrics) = self.metrics.take() {
+            metrics.close().await;
+        }
+    }
+
     /// Changes only what differs.
     pub(crate) async fn apply(
         &mut self,

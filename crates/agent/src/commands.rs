@@ -63,10 +63,10 @@ pub(crate) fn tell(report: &Report) {
 }
 
 fn validate(input: &Input, registry: &Registry) -> Exit {
-    let loaded = match load(input, registry) {
-        Ok(loaded) => loaded,
-        Err(exit) => return exit,
-    };
+    let (loaded, mut report) = config::load(input, registry, &|name| std::env::var(name).ok());
+    report.warnings.append(&mut report.missing);
+    tell(&report);
+    let Some(loaded) = loaded else { return Exit::Usage };
     let failed = assemble::build_all(&assemble::graph(&loaded, &Default::default()));
     if failed.is_empty() {
         return print("ok\n");

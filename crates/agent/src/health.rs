@@ -12,6 +12,7 @@ use std::{
 use axum::{Json, Router, extract::State, http::StatusCode, routing::get};
 use serde_json::{Value, json};
 use tracing::{info, warn};
+use wattpipe_exporters::listener::Few;
 use wattpipe_pipeline::runner::Progress;
 
 use crate::extension::HealthCheck;
@@ -69,7 +70,7 @@ impl Server {
 
     /// Listens. A port that is taken is a warning: measuring goes on.
     pub(crate) async fn start(config: HealthCheck, judge: Judge) -> Option<Self> {
-        let listener = match tokio::net::TcpListener::bind(&config.endpoint).await {
+        let listener = match Few::bind(&config.endpoint).await {
             Ok(listener) => listener,
             Err(e) => {
                 warn!("health_check cannot listen on {}: {e}", config.endpoint);

@@ -5,6 +5,7 @@
 use std::{
     collections::BTreeSet,
     sync::{Arc, Mutex, PoisonError},
+    task::Poll,
     time::{Duration, Instant},
 };
 
@@ -15,15 +16,16 @@ use opentelemetry::{
 };
 use opentelemetry_sdk::{
     Resource,
-    error::OTelSdkResult,
+    error::{OTelSdkError, OTelSdkResult},
     metrics::{
         PeriodicReader, SdkMeterProvider, Temporality, data::ResourceMetrics,
         exporter::PushMetricExporter,
     },
 };
 use prometheus::TextEncoder;
-use tokio::runtime::Handle;
+use tokio::{runtime::Handle, sync::watch};
 use tracing::{info, warn};
+use wattpipe_exporters::listener::Few;
 use wattpipe_pipeline::{
     identity::AttributeSet,
     telemetry::{Instrument, Telemetry},
@@ -34,11 +36,16 @@ use crate::{
     limits,
 };
 
+/// How long the last push may take.
+const LAST_PUSH: Duration = Duration::from_secs(2);
+
 /// Published metrics; dropping it ends that.
 pub(crate) struct Published {
     config: OwnMetrics,
     inner: Arc<Inner>,
     server: Option<tokio::task::JoinHandle<()>>,
+    /// Set when no push may go on: the runtime it is polled in goes.
+    end: watch::Sender<bool>,
 }
 
 struct Inner {
@@ -55,15 +62,27 @@ impl Drop for Published {
         if let Some(server) = self.server.take() {
             server.abort();
         }
-        let provider = self.inner.provider.clone();
+        let (provider, end) = (self.inner.provider.clone(), self.end.clone());
         // The last push may wait for its receiver: not on this thread.
         std::thread::spawn(move || {
             let _ = provider.shutdown();
+            drop(end);
         });
     }
 }
 
 impl Published {
+    /// The last push, where there is a receiver; it may not hold up the end of the agent.
+    pub(crate) async fn close(self) {
+        let provider = self.inner.provider.clone();
+        let mut push = tokio::task::spawn_blocking(move || provider.shutdown());
+        if tokio::time::timeout(LAST_PUSH, &mut push).await.is_err() {
+            warn!("own metrics: the receiver has not taken the last push");
+            self.end.send_replace(true);
+            let _ = push.await;
+        }
+    }
+
     /// Whether it publishes as `config` says.
     pub(crate) fn publishes(&self, config: &OwnMetrics) -> bool {
         self.config.level == config.level && self.config.endpoint == config.endpoint
@@ -92,6 +111,7 @@ impl Published {
         if config.level == MetricsLevel::None || (config.endpoint.is_none() && !push) {
             return None;
         }
+        let end = watch::Sender::new(false);
         let registry = prometheus::Registry::new();
         let reader = opentelemetry_prometheus::exporter()
             .with_registry(registry.clone())
@@ -108,7 +128,8 @@ impl Published {
         if push {
             match opentelemetry_otlp::MetricExporter::builder().build() {
                 Ok(exporter) => {
-                    let exporter = OnRuntime { inner: exporter, runtime: Handle::current() };
+                    let (runtime, ended) = (Handle::current(), end.subscribe());
+                    let exporter = OnRuntime { inner: exporter, runtime, ended };
                     provider = provider.with_reader(PeriodicReader::builder(exporter).build());
                 }
                 Err(e) => warn!("own metrics cannot be pushed: {e}"),
@@ -129,12 +150,12 @@ impl Published {
             Some(endpoint) => serve(endpoint, inner.clone()).await,
             None => None,
         };
-        Some(Self { config: config.clone(), inner, server })
+        Some(Self { config: config.clone(), inner, server, end })
     }
 }
 
 async fn serve(endpoint: &str, inner: Arc<Inner>) -> Option<tokio::task::JoinHandle<()>> {
-    let listener = match tokio::net::TcpListener::bind(endpoint).await {
+    let listener = match Few::bind(endpoint).await {
         Ok(listener) => listener,
         Err(e) => {
             warn!("own metrics cannot be served on {endpoint}: {e}");
@@ -276,13 +297,19 @@ fn push_wanted() -> bool {
 struct OnRuntime<E> {
     inner: E,
     runtime: Handle,
+    ended: watch::Receiver<bool>,
 }
 
 impl<E: PushMetricExporter> PushMetricExporter for OnRuntime<E> {
     async fn export(&self, metrics: &ResourceMetrics) -> OTelSdkResult {
         let mut export = Box::pin(self.inner.export(metrics));
+        let mut ended = self.ended.clone();
+        let mut ended = std::pin::pin!(ended.wait_for(|ended| *ended));
         std::future::poll_fn(|cx| {
             let _entered = self.runtime.enter();
+            if let Poll::Ready(Ok(_)) = ended.as_mut().poll(cx) {
+                return Poll::Ready(Err(OTelSdkError::InternalFailure("the agent ends".into())));
+            }
             export.as_mut().poll(cx)
         })
         .await

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tracing::{info, warn};
 use wattpipe_pipeline::Registry;
 
@@ -28,6 +29,7 @@ pub(crate) fn run(input: &Input, registry: &Registry) -> Exit {
     }
     info!(version = env!("CARGO_PKG_VERSION"), "starting");
     wattpipe_source::share_heaps();
+    more_descriptors();
     // Capabilities and filters belong to threads and are inherited: before any other thread.
     let held = Held::prepare(&loaded.service.security);
     if let Err(e) = sandbox::apply() {
@@ -35,13 +37,36 @@ pub(crate) fn run(input: &Input, registry: &Registry) -> Exit {
     }
     let runtime = match runtime(held.clone()) {
         Ok(runtime) => runtime,
-        Err(e) => return commands::fail(&format!("cannot start: {e}")),
+        Err(e) => return commands::fail(&with_remedy(&format!("cannot start: {e}"))),
     };
     let setup = Setup { input, registry, log, held };
     let exit = runtime.block_on(serve::serve(setup, loaded));
     // What still waits (a blocked write) was given its time; it must not hold the process.
     runtime.shutdown_timeout(Duration::from_millis(100));
     exit
+}
+
+/// A descriptor per CPU and counter is more than the usual soft limit on a large machine. The hard
+/// limit is what the agent was granted.
+fn more_descriptors() {
+    const ENOUGH: u64 = 1 << 16;
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < hard.min(ENOUGH)
+    {
+        let _ = setrlimit(Resource::RLIMIT_NOFILE, hard.min(ENOUGH), hard);
+    }
+}
+
+/// A reason to end, with what to do about a limit of the process.
+pub(crate) fn with_remedy(reason: &str) -> String {
+    let remedy = match reason {
+        r if r.contains("os error 24") => "; raise `ulimit -Hn` (systemd: `LimitNOFILE=`)",
+        r if r.contains("cannot start its thread") => {
+            "; raise `ulimit -u` and `-v` (systemd: `TasksMax=`, `LimitAS=`)"
+        }
+        _ => "",
+    };
+    format!("{reason}{remedy}")
 }
 
 /// One worker: the agent's work is on its own threads, and every idle worker is a wakeup.

@@ -22,6 +22,7 @@ use crate::{
     notify,
     privileges::Held,
     reload, resource,
+    run::with_remedy,
 };
 
 /// Points that an exporter gave up on, or never took.
@@ -77,7 +78,7 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
     let runner = match Runner::start(graph, options(&loaded)).await {
         Ok(runner) => runner,
         Err(e) => {
-            error!("{e}");
+            error!("{}", with_remedy(&e.to_string()));
             return Exit::Failed;
         }
     };
@@ -89,7 +90,7 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
             match Runner::start(graph, options(&other)).await {
                 Ok(runner) => (runner, other),
                 Err(e) => {
-                    error!("{e}");
+                    error!("{}", with_remedy(&e.to_string()));
                     return Exit::Failed;
                 }
             }
@@ -129,6 +130,7 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
             std::process::exit(i32::from(Exit::Failed.code()));
         }
     };
+    agent.beside.close().await;
     match outcome {
         Outcome::ReaderGone => Exit::Done,
         Outcome::Done => match lost_points(&agent.telemetry).saturating_sub(lost_before) {
@@ -139,7 +141,7 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
             }
         },
         Outcome::Failed(reason) | Outcome::Unavailable(reason) => {
-            error!("{reason}");
+            error!("{}", with_remedy(&reason));
             Exit::Failed
         }
     }
@@ -164,6 +166,8 @@ struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hangup: Signal,
+    /// Listened to so that a file at the process's size limit is a write that fails, not the end.
+    _file_size: Signal,
 }
 
 enum Told {
@@ -177,6 +181,7 @@ impl Signals {
             terminate: signal(SignalKind::terminate())?,
             interrupt: signal(SignalKind::interrupt())?,
             hangup: signal(SignalKind::hangup())?,
+            _file_size: signal(SignalKind::from_raw(libc::SIGXFSZ))?,
         })
     }
 

@@ -38,6 +38,34 @@ fn validate_prints_ok_and_nothing_else() {
 }
 
 #[test]
+fn validate_tells_what_this_host_does_not_have() {
+    let file = ConfigFile::new(
+        "sources: { procfs: }
+exporters:
+  file: { path: /nonexistent/dir/out.jsonl }
+  otlp_http:
+    endpoint: https://a:4318
+    tls: { ca_file: /nonexistent/ca.pem }
+    sending_queue: { storage: /proc/version/queue }
+service: { pipelines: { a: { sources: [procfs], exporters: [file, otlp_http] } } }
+",
+    );
+    let place = |what: &str| format!("{}:{what}", file.path().display());
+    let output = run(&["validate", "--config", file.path().to_str().unwrap()]);
+    let expected = [
+        place(
+            "3:17: warning: exporters::file::path: the folder `/nonexistent/dir` does not exist: ",
+        ),
+        place("6:21: warning: exporters::otlp_http::tls::ca_file: `/nonexistent/ca.pem` cannot be"),
+        place("7:31: warning: exporters::otlp_http::sending_queue::storage: `/proc/version` is no"),
+    ];
+    check(&output, 0, "ok\n", &expected.each_ref().map(String::as_str));
+    // One that runs finds out by itself; others have nothing to do with it.
+    let output = run(&["print-config", "--config", file.path().to_str().unwrap()]);
+    assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+#[test]
 fn a_bad_configuration_starts_nothing_and_exits_2() {
     let file = ConfigFile::new(&PROCFS.replace("window", "widnow").replace("json", "jsn"));
     let place = format!("{}:1:22: error: sources::procfs::widnow", file.path().display());
@@ -156,6 +184,27 @@ fn a_recording_plays_to_its_end() {
 }
 
 #[test]
+fn a_recording_without_a_window_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rec.jsonl");
+    let replay = format!(
+        "sources: {{ replay: {{ path: {} }} }}
+processors: {{ delta: }}
+exporters: {{ stdout: {{ format: json }} }}
+service: {{ pipelines: {{ a: {{ sources: [replay], processors: [delta], exporters: [stdout] }} }} }}
+",
+        path.display()
+    );
+    let file = ConfigFile::new(&replay);
+    let topology = r#"{"type":"topology","cpus":[{"cpu":0}],"boot_unix_ns":1}"#;
+    for text in [String::new(), format!("{topology}\n{{\"type\":\"window\",\"ts\":1}}\n")] {
+        std::fs::write(&path, text).unwrap();
+        let output = run(&["--config", file.path().to_str().unwrap()]);
+        check(&output, 0, "", &["the recording holds no window"]);
+    }
+}
+
+#[test]
 fn data_that_found_no_place_exits_1() {
     let file = replay();
     let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
@@ -181,6 +230,23 @@ fn piped(file: &ConfigFile) -> Child {
     let mut command = wattpipe();
     command.arg("--config").arg(file.path());
     command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn a_full_output_is_told_now_and_then() {
+    let file = ConfigFile::new(&PROCFS.replace("50ms", "10ms"));
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = wattpipe();
+    command.arg("--config").arg(file.path()).stdout(full).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(1500));
+    binary::signal(child.id(), nix::sys::signal::Signal::SIGTERM);
+    let output = child.wait_with_output().unwrap();
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{log}");
+    // At once, and what came since at the end.
+    let told: Vec<&str> = log.lines().filter(|l| l.contains("No space left on device")).collect();
+    assert!((1..5).contains(&told.len()) && told[0].contains("windows=1"), "{log}");
 }
 
 #[test]

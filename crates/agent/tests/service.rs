@@ -81,6 +81,29 @@ fn a_reload_applies_and_a_bad_one_changes_nothing() {
 }
 
 #[test]
+fn warnings_are_told_again_with_a_reload() {
+    let unused = config("50ms", "") + "processors: { top: }\n";
+    let warning = "processor `top` is not used: no pipeline names it";
+    let file = ConfigFile::new(&unused);
+    let agent = Running::with_config(&file);
+    agent.wait_for_windows(1);
+    let told = |agent: &Running| agent.log().matches(warning).count();
+    assert_eq!(told(&agent), 1, "{}", agent.log());
+    for reloads in 1..=2 {
+        agent.signal(Signal::SIGHUP);
+        agent.wait_until("reload", |a| a.log().matches("reloaded: ").count() == reloads);
+        assert_eq!(told(&agent), 1 + reloads, "{}", agent.log());
+    }
+    // Gone with its cause.
+    file.write(&config("50ms", ""));
+    agent.signal(Signal::SIGHUP);
+    agent.wait_until("reload", |a| a.log().matches("reloaded: ").count() == 3);
+    assert_eq!(told(&agent), 3, "{}", agent.log());
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.end().0, Some(0));
+}
+
+#[test]
 fn health_tells_progress_and_own_metrics_are_served() {
     let (health, metrics) = (FreeAddress::new(), FreeAddress::new());
     let extra = format!(
@@ -295,4 +318,46 @@ fn an_agent_over_its_memory_limit_folds_rows_and_says_so() {
     assert!(windows.iter().all(|w| rows(w) <= 257), "at most 256 rows and the rest");
     agent.signal(Signal::SIGTERM);
     assert_eq!(agent.end().0, Some(0));
+}
+
+/// The limits of a process are no reason to end in silence: a soft one is raised to what the agent
+/// was granted, a hard one is named, and a file that may not grow is a write that fails.
+#[test]
+fn limits_of_the_process_are_met() {
+    let limited = |limits: &str, file: &ConfigFile| {
+        let mut command = std::process::Command::new("prlimit");
+        command.args(limits.split(' ')).arg(binary::wattpipe().get_program());
+        command.arg("--config").arg(file.path());
+        Running::start(&mut command)
+    };
+    let file = ConfigFile::new(&config("50ms", ""));
+    let agent = limited("--nofile=20:4096", &file);
+    agent.wait_for_windows(2);
+    let limits = std::fs::read_to_string(format!("/proc/{}/limits", agent.pid())).unwrap();
+    let open = limits.lines().find(|l| l.starts_with("Max open files")).unwrap();
+    assert_eq!(open.split_whitespace().nth(3), Some("4096"), "{open}");
+    agent.signal(Signal::SIGTERM);
+    assert_eq!(agent.end().0, Some(0));
+
+    let (code, log) = limited("--nofile=8:8", &file).end();
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("raise `ulimit -Hn`"), "{log}");
+
+    let out = file.dir().join("out.jsonl");
+    file.write(
+        &config("50ms", "")
+            .replace(
+                "exporters: { ",
+                &format!("exporters: {{ file: {{ path: {}, max_buffer: 4KiB }}, ", out.display()),
+            )
+            .replace("[stdout]", "[stdout, file]"),
+    );
+    let agent = limited("--fsize=20000", &file);
+    agent.wait_until("a failed write", |a| a.log().contains("File too large"));
+    agent.wait_for_windows(agent.windows() + 5);
+    agent.signal(Signal::SIGTERM);
+    let (code, log) = agent.end();
+    assert_eq!(code, Some(0), "{log}");
+    let text = std::fs::read_to_string(out).unwrap();
+    assert!(text.ends_with('\n') && text.len() <= 20_000, "whole lines up to the limit");
 }

@@ -6,6 +6,8 @@
 
 pub mod counters;
 pub mod file;
+pub mod listener;
+mod missing;
 pub mod otlp;
 pub mod prometheus;
 pub mod queue;

@@ -43,6 +43,12 @@ pub trait Config:
         Vec::new()
     }
 
+    /// What this host does not have now, such as a folder to write to. Looks and changes nothing;
+    /// told as warnings by `validate`, whose host and time may not be those of the run.
+    fn missing(&self) -> Vec<ConfigProblem> {
+        Vec::new()
+    }
+
     /// Attributes of rows that it names, each with its keys: whoever loads the configuration warns
     /// of one that is nearly a known one.
     fn attributes(&self) -> Vec<(Vec<String>, &str)> {
@@ -124,6 +130,8 @@ pub trait Factory<T: ?Sized>: sealed::Sealed + Send + Sync {
     fn effective(&self) -> serde_json::Value;
     /// Batch kinds it takes with this configuration.
     fn takes(&self) -> &'static [BatchKind];
+    /// See [`Config::missing`].
+    fn missing(&self) -> Vec<ConfigProblem>;
     /// See [`Config::attributes`].
     fn attributes(&self) -> Vec<(Vec<String>, &str)>;
     /// The value it was parsed from, secrets included: equal values need no restart.
@@ -290,6 +298,10 @@ impl<C: Config, T: ?Sized + 'static> Factory<T> for Parsed<C, T> {
 
     fn takes(&self) -> &'static [BatchKind] {
         (self.takes)(&self.config)
+    }
+
+    fn missing(&self) -> Vec<ConfigProblem> {
+        self.config.missing()
     }
 
     fn attributes(&self) -> Vec<(Vec<String>, &str)> {

@@ -86,6 +86,15 @@ impl Config for ReplayConfig {
         }
         problems
     }
+
+    fn missing(&self) -> Vec<ConfigProblem> {
+        let why = std::fs::File::open(&self.path).err();
+        let what = why.map(|e| {
+            let path = self.path.display();
+            format!("`{path}` cannot be read: {e}; `file` with `format: recording` writes one")
+        });
+        what.map(|what| ConfigProblem::at("path", what)).into_iter().collect()
+    }
 }
 
 /// The source.
@@ -138,7 +147,11 @@ fn play(
         true
     };
     let mut lines = Lines::new(BufReader::with_capacity(1 << 18, file), &config.path);
-    while let Some(ready) = lines.next_with(|record| assembler.take(record))? {
+    let mut edges = 0;
+    while let Some(ready) = lines.next_with(|record| {
+        edges += usize::from(matches!(record, Record::Window { .. }));
+        assembler.take(record)
+    })? {
         if assembler.adrift {
             return Err(lines.wrong(
                 "a `window` before any `topology`, which tells the CPUs and when they were booted",
@@ -156,7 +169,12 @@ fn play(
     }
     let (rest, left) = assembler.finish();
     send(rest);
-    if left > 0 {
+    if edges < 2 {
+        warn!(
+            records = lines.number - 1,
+            "the recording holds no window: one goes from a `window` record to the next"
+        );
+    } else if left > 0 {
         info!(
             records = left,
             "the recording goes on beyond its last window edge; what is there belongs to no window"
@@ -167,6 +185,10 @@ fn play(
 
 /// A line longer than this is no record.
 const MAX_LINE: u64 = 1 << 20;
+/// No clock that starts with the machine is later.
+const MAX_TIME: Nanos = Nanos(1 << 60);
+/// What a Zstandard frame begins with.
+const ZSTD: [u8; 4] = 0xFD2F_B528_u32.to_le_bytes();
 
 /// Reads records line by line.
 struct Lines<'a, R> {
@@ -206,7 +228,16 @@ impl<'a, R: BufRead> Lines<'a, R> {
             return Ok(Some(T::default()));
         }
         match parse(text) {
+            Ok(record) if newest(&record) > MAX_TIME => {
+                Err(self.wrong("a time beyond 36 years of uptime: no machine's clock"))
+            }
             Ok(record) => Ok(Some(take(record))),
+            Err(_) if read as u64 == MAX_LINE => {
+                Err(self.wrong("longer than 1 MiB: not a record of a recording"))
+            }
+            Err(_) if self.number == 1 && self.line.starts_with(&ZSTD) => {
+                Err(self.wrong("the recording is compressed: unpack it first (`zstd -d`)"))
+            }
             Err(e) if !complete && (read as u64) < MAX_LINE => {
                 warn!(
                     "{}:{}: the last line is cut off ({e}); it is left out",
@@ -222,6 +253,19 @@ impl<'a, R: BufRead> Lines<'a, R> {
     /// What is wrong with the line that was read last.
     fn wrong(&self, what: &str) -> SourceError {
         SourceError::BadInput(format!("{}:{}: {what}", self.path.display(), self.number))
+    }
+}
+
+/// The time of a record; sums of times up to [`MAX_TIME`] stay far from what 64 bits hold.
+fn newest(record: &Record<'_>) -> Nanos {
+    match record {
+        Record::Switch { ts, .. }
+        | Record::Tick { ts, .. }
+        | Record::Lost { ts, .. }
+        | Record::Window { ts } => *ts,
+        Record::Process(process) => process.ts,
+        Record::Meter(meter) => meter.ts,
+        Record::Topology { .. } => Nanos(0),
     }
 }
 

@@ -89,6 +89,8 @@ pub struct Report {
     pub errors: Vec<String>,
     /// Warnings, in the order of the text.
     pub warnings: Vec<String>,
+    /// What this host does not have now: warnings for who checks a configuration without running it.
+    pub missing: Vec<String>,
 }
 
 /// Loads `input`. Without errors there is a configuration.
@@ -127,6 +129,7 @@ pub fn load_texts(
         layers: Layers::default(),
         found: Vec::new(),
         misplaced: BTreeSet::new(),
+        missing: Vec::new(),
         partial,
     };
     for (name, text) in texts {
@@ -151,6 +154,7 @@ pub fn load_texts(
             Severity::Warning => report.warnings.push(text),
         }
     }
+    report.missing = loader.missing.iter().map(|d| d.render(&sources)).collect();
     let loaded = loaded.filter(|_| report.errors.is_empty());
     (loaded, report)
 }
@@ -162,6 +166,7 @@ pub(super) struct Loader<'a> {
     pub(super) found: Vec<Diagnostic>,
     /// Section and id of what is indented too deep or too little: reported there, once.
     pub(super) misplaced: BTreeSet<(String, String)>,
+    missing: Vec<Diagnostic>,
     /// A text is missing or no YAML: what it defines is not known, so nothing is called undefined.
     partial: bool,
 }
@@ -292,6 +297,11 @@ impl Loader<'_> {
                         self.parse(value, path.clone(), entry.schema, entry.parse)
                     {
                         self.check_attributes(&path, &factory.attributes());
+                        for problem in factory.missing() {
+                            let full = [&path[..], &problem.path[..]].concat();
+                            let span = self.layers.locate_value(&full);
+                            self.missing.push(Diagnostic::warning(span, &full, problem.message));
+                        }
                         let factory = Arc::from(factory);
                         components.insert(id, Component { entry: *entry, factory });
                     }

@@ -52,6 +52,11 @@ impl ConfigFile {
     }
 }
 
+/// Sends a signal to a child.
+pub fn signal(pid: u32, signal: Signal) {
+    kill(Pid::from_raw(i32::try_from(pid).unwrap()), signal).unwrap();
+}
+
 /// A running agent; killed when the test ends.
 pub struct Running {
     child: Child,
@@ -89,8 +94,8 @@ impl Running {
         self.child.id()
     }
 
-    pub fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(i32::try_from(self.child.id()).unwrap()), signal).unwrap();
+    pub fn signal(&self, to_send: Signal) {
+        signal(self.child.id(), to_send);
     }
 
     pub fn log(&self) -> String {

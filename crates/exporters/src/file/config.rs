@@ -10,6 +10,7 @@ use wattpipe_pipeline::{
 };
 
 use crate::{
+    missing,
     otlp::config::{MAX_REQUEST_SIZE, MAX_SERIES, Temporality, check_series, default_levels},
     semconv::Level,
 };
@@ -136,5 +137,9 @@ impl Config for FileConfig {
             problems.push(ConfigProblem::at("rotation.max_megabytes", "must be at least 1"));
         }
         problems
+    }
+
+    fn missing(&self) -> Vec<ConfigProblem> {
+        missing::writable_file("path", &self.path, self.create_directory).into_iter().collect()
     }
 }

@@ -12,6 +12,7 @@ use wattpipe_pipeline::{
 
 use super::{encode::EncoderOptions, env, exporter::Protocol};
 use crate::{
+    missing,
     queue::{QueueConfig, QueueOptions, RetryConfig, Transport, config as queue_config},
     semconv::Level,
 };
@@ -228,6 +229,10 @@ macro_rules! otlp_config {
                 problems.extend(super::$module::target(self).err());
                 problems
             }
+
+            fn missing(&self) -> Vec<ConfigProblem> {
+                self.shared().missing()
+            }
         }
     };
 }
@@ -337,6 +342,24 @@ impl Shared<'_> {
             wrong("tls.max_version", "must not be older than `min_version`");
         }
         problems
+    }
+}
+
+impl Shared<'_> {
+    fn missing(&self) -> Vec<ConfigProblem> {
+        let storage = self.queue.storage.as_deref().filter(|_| self.queue.enabled);
+        let storage =
+            storage.and_then(|path| missing::writable_folder("sending_queue.storage", path));
+        let files = self.tls.map(|tls| {
+            [
+                ("tls.ca_file", &tls.ca_file),
+                ("tls.cert_file", &tls.cert_file),
+                ("tls.key_file", &tls.key_file),
+            ]
+        });
+        let files = files.into_iter().flatten();
+        let files = files.filter_map(|(key, path)| missing::readable(key, path.as_deref()));
+        storage.into_iter().chain(files).collect()
     }
 }
 

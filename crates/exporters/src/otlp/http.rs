@@ -151,6 +151,10 @@ impl Transport for HttpTransport {
         let failed = |e: &(dyn std::error::Error + 'static)| {
             let mut reason = e.to_string();
             status::causes(&mut reason, e.source());
+            // What HTTP/2 looks like to HTTP/1.
+            if reason.contains("invalid HTTP version") {
+                reason.push_str("; if it is a gRPC receiver (port 4317), use `otlp_grpc`");
+            }
             Outcome::Retry { after: None, reason }
         };
         let response = match self.client.request(request).await {

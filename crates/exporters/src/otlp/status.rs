@@ -185,6 +185,10 @@ fn describe(status: &Status) -> String {
         text = format!("{text}: {}", status.message());
     }
     causes(&mut text, std::error::Error::source(status));
+    // What HTTP/1 looks like to HTTP/2.
+    if text.contains("frame with invalid size") {
+        text.push_str("; if it is an OTLP/HTTP receiver (port 4318), use `otlp_http`");
+    }
     text
 }
 
@@ -283,6 +287,12 @@ mod tests {
         check(b"<html>", 0, "");
         check(b"\nOK", 0, "");
         check(&[0xff; 100], 0, "");
+    }
+
+    #[test]
+    fn the_other_protocol_is_proposed() {
+        let status = Status::internal("h2 protocol error: frame with invalid size");
+        assert!(describe(&status).ends_with("use `otlp_http`"));
     }
 
     #[test]

@@ -25,8 +25,9 @@ use axum::{
     http::{HeaderMap, header},
     response::{IntoResponse, Response},
     routing::get,
+    serve::Listener as _,
 };
-use tokio::{net::TcpListener, sync::watch, task::JoinHandle};
+use tokio::{sync::watch, task::JoinHandle};
 use tracing::info;
 use wattpipe_pipeline::{
     BuildContext, ExportError, Exporter, ExporterComponent, Stability, async_trait, batch::Batch,
@@ -35,6 +36,7 @@ use wattpipe_pipeline::{
 
 use crate::{
     counters::Counters,
+    listener::Few,
     series::{SeriesConfig, SeriesState},
 };
 pub use config::PrometheusConfig;
@@ -110,7 +112,7 @@ impl PrometheusExporter {
 impl Exporter for PrometheusExporter {
     async fn start(&mut self) -> Result<(), ExportError> {
         let endpoint = &self.config.endpoint;
-        let listener = TcpListener::bind(endpoint).await.map_err(|e| {
+        let listener = Few::bind(endpoint).await.map_err(|e| {
             ExportError::Fatal(format!(
                 "cannot listen on `{endpoint}`: {e}; choose another `endpoint`"
             ))

@@ -68,7 +68,13 @@ impl Config for StdoutConfig {}
 
 enum Output {
     Screen(Screen),
-    Plain(Box<dyn Write + Send>),
+    Plain(Lines),
+}
+
+impl Output {
+    fn plain(out: Box<dyn Write + Send>) -> Self {
+        Self::Plain(Lines { out, torn: false })
+    }
 }
 
 /// See the module's documentation.
@@ -100,7 +106,7 @@ impl StdoutExporter {
         Self {
             config,
             counters: Counters::new(context),
-            output: Output::Plain(output),
+            output: Output::plain(output),
             buffer: Vec::new(),
         }
     }
@@ -140,7 +146,7 @@ impl Exporter for StdoutExporter {
         self.output = if self.config.format == Format::Table && stdout.is_terminal() {
             Output::Screen(Screen::open(file))
         } else {
-            Output::Plain(Box::new(file))
+            Output::plain(Box::new(file))
         };
         Ok(())
     }
@@ -155,7 +161,7 @@ impl Exporter for StdoutExporter {
                 if self.config.format == Format::Table {
                     self.buffer.push(b'\n');
                 }
-                write_whole_lines(out, &self.buffer)
+                out.end_torn().and_then(|()| write_whole_lines(out, &self.buffer))
             }
         };
         match written {
@@ -176,6 +182,33 @@ impl Exporter for StdoutExporter {
             screen.close();
         }
         Ok(())
+    }
+}
+
+/// An output that knows whether its last line has ended: a full disk takes half of one, and what
+/// comes once there is room again must not go on in the middle of it.
+struct Lines {
+    out: Box<dyn Write + Send>,
+    torn: bool,
+}
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let n = self.out.write(bytes)?;
+        if let Some(last) = bytes[..n].last() {
+            self.torn = *last != b'\n';
+        }
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
+    }
+}
+
+impl Lines {
+    fn end_torn(&mut self) -> io::Result<()> {
+        if self.torn { write_patiently(self, b"\n") } else { Ok(()) }
     }
 }
 
@@ -246,6 +279,48 @@ mod tests {
         assert!(writes.iter().all(|w| w.len() <= PIPE_BUF && w.ends_with(b"\n")));
         assert_eq!(writes.concat().iter().filter(|b| **b == b'\n').count(), 101);
         assert_eq!(exporter.counters.sent.get(), 100);
+    }
+
+    /// Takes so many bytes, then nothing until there is room again.
+    #[derive(Clone)]
+    struct Disk(Arc<Mutex<(usize, Vec<u8>)>>);
+
+    impl Write for Disk {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut disk = self.0.lock().unwrap();
+            let n = bytes.len().min(disk.0);
+            if n == 0 {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            disk.0 -= n;
+            disk.1.extend(&bytes[..n]);
+            Ok(n)
+        }
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_full_disk_tears_one_line_and_no_other() {
+        for room in 0..400 {
+            let disk = Disk(Arc::new(Mutex::new((room, Vec::new()))));
+            let config = StdoutConfig { format: Format::Json, ..StdoutConfig::default() };
+            let context = BuildContext::default();
+            let mut exporter =
+                StdoutExporter::with_output(config, &context, Box::new(disk.clone()));
+            let window = || Usage::window(0, 1).process(7, "a", 0, 1).batch();
+            for _ in 0..2 {
+                let full = exporter.export(window()).await;
+                assert!(matches!(full, Err(ExportError::Failed { dropped: 1, .. })), "{full:?}");
+            }
+            disk.0.lock().unwrap().0 = usize::MAX;
+            exporter.export(window()).await.unwrap();
+            let text = String::from_utf8(disk.0.lock().unwrap().1.clone()).unwrap();
+            let bad = |l: &&str| serde_json::from_str::<serde_json::Value>(l).is_err();
+            assert!(text.lines().filter(bad).count() <= 1, "{text}");
+            assert!(!text.lines().rev().take(2).any(|l| bad(&l)), "{text}");
+        }
     }
 
     #[tokio::test]

@@ -319,10 +319,15 @@ fn place(row: &UsageRow) -> Cow<'_, str> {
     clean(get(attr::PROCESS_LINUX_CGROUP).unwrap_or(""))
 }
 
-/// Text that others chose, without characters that would steer a terminal.
+/// Text that others chose, without characters that would steer a terminal, or turn what follows
+/// around, or not be seen.
 fn clean(text: &str) -> Cow<'_, str> {
-    if text.chars().any(char::is_control) {
-        Cow::Owned(text.chars().map(|c| if c.is_control() { '?' } else { c }).collect())
+    let steers = |c: char| {
+        let unseen = matches!(c, '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}');
+        c.is_control() || unseen
+    };
+    if text.chars().any(steers) {
+        Cow::Owned(text.chars().map(|c| if steers(c) { '?' } else { c }).collect())
     } else {
         Cow::Borrowed(text)
     }
@@ -393,7 +398,7 @@ mod tests {
             .process(70_000, "a-very-long-name-of-a-program", 0, 900_000_000)
             .attribute(attr::K8S_POD_NAME, "web-6c9f-abcde")
             .attribute(attr::K8S_NAMESPACE_NAME, "shop")
-            .process(9, "esc\u{1b}[2J", 0, 50_000_000)
+            .process(9, "esc\u{1b}[2J\u{202e}", 0, 50_000_000)
             .attribute(attr::SYSTEMD_UNIT, "cron.service")
             .exited()
     }
@@ -457,7 +462,7 @@ package-0: 10.000 J, 10.000 W, idle 4.000 J (baseline), rapl
     #[test]
     fn names_cannot_steer_the_terminal() {
         let text = render(&busy().build(), layout(20));
-        assert!(!text.contains('\u{1b}'), "{text}");
+        assert!(!text.contains(['\u{1b}', '\u{202e}']), "{text}");
         assert!(text.contains("esc?[2J") && text.contains("cron.service (exited)"), "{text}");
     }
 }

@@ -196,7 +196,7 @@ impl Delta {
         let at = self.state_index(block.cpu);
         if block.lost > 0 {
             self.cpus[at].lost();
-            self.lost += block.lost;
+            self.lost = self.lost.saturating_add(block.lost);
         }
         self.any_cycles |= block.has_cycles;
         let mut books = Books {

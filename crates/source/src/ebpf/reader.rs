@@ -60,6 +60,7 @@ pub(crate) struct Reader {
     gauges: Gauges,
     streams: Streams,
     cpus: Cpus,
+    cpus_unread: bool,
     pool: Vec<Arc<SwitchBatch>>,
     batch: SwitchBatch,
     topology: Option<Topology>,
@@ -124,6 +125,7 @@ impl Reader {
             out,
             gauges,
             cpus: Cpus::default(),
+            cpus_unread: false,
             pool: Vec::new(),
             batch: SwitchBatch::default(),
             topology: None,
@@ -346,8 +348,12 @@ impl Reader {
 
     fn follow_cpus(&mut self) {
         match Cpus::read(&self.host.sysfs) {
-            Ok(cpus) => self.cpus = cpus,
-            Err(error) => tracing::warn!("the list of online CPUs cannot be read: {error}"),
+            Ok(cpus) => (self.cpus, self.cpus_unread) = (cpus, false),
+            // Told once, until it is read again.
+            Err(error) if !std::mem::replace(&mut self.cpus_unread, true) => {
+                tracing::warn!("the list of online CPUs cannot be read: {error}");
+            }
+            Err(_) => {}
         }
         let Some(counters) = &mut self.probe.counters else { return };
         let frozen = std::mem::take(&mut self.streams.frozen);

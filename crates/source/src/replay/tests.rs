@@ -117,6 +117,25 @@ fn a_wrong_line_is_named() {
         "rec.jsonl:2: not a record",
     );
     check_error(&lines(&[r#"{"type":"surprise","ts":1}"#]), "rec.jsonl:2: not a record");
+    let time = u64::MAX;
+    for line in [
+        format!(r#"{{"type":"window","ts":{time}}}"#),
+        format!(r#"{{"type":"tick","ts":{time},"cpu":0,"tgid":7}}"#),
+        format!(r#"{{"type":"process","ts":{time},"event":"exit","pid":7}}"#),
+    ] {
+        check_error(&lines(&[&line]), "rec.jsonl:2: a time beyond 36 years");
+    }
+    let long =
+        format!(r#"{{"type":"process","ts":1,"event":"exec","comm":"{}"}}"#, "x".repeat(2 << 20));
+    check_error(&lines(&[&long]), "rec.jsonl:2: longer than 1 MiB");
+}
+
+#[test]
+fn a_compressed_recording_says_what_to_do() {
+    let frame = [&ZSTD[..], &[0x24, 0x07, 0x39, 0x00, 0x00]].concat();
+    let mut lines = Lines::new(&frame[..], Path::new("rec.jsonl.zst"));
+    let error = lines.next_with(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("unpack it first (`zstd -d`)"), "{error}");
 }
 
 #[test]
