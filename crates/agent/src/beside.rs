@@ -1,13 +1,10 @@
 //! What runs beside the pipelines: extensions, own metrics, the watchdog's feed.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use tokio::task::JoinHandle;
 use wattpipe_pipeline::{
-    identity::AttributeSet,
-    runner::{Progress, Runner},
-    telemetry::Telemetry,
-    units::ConfigDuration,
+    identity::AttributeSet, runner::Runner, telemetry::Telemetry, units::ConfigDuration,
 };
 
 use crate::{
@@ -20,7 +17,7 @@ use crate::{
 
 /// Services of the agent; dropping it ends them.
 pub(crate) struct Beside {
-    progress: Arc<Progress>,
+    judge: Judge,
     health: Vec<Server>,
     metrics: Option<Published>,
     watchdog: Option<JoinHandle<()>>,
@@ -42,16 +39,9 @@ impl Beside {
         telemetry: &Telemetry,
         resource: &AttributeSet,
     ) -> Self {
-        let progress = runner.progress();
-        let mut beside = Self {
-            watchdog: notify::watchdog(Judge {
-                progress: progress.clone(),
-                longest: longest_window(loaded),
-            }),
-            progress,
-            health: Vec::new(),
-            metrics: None,
-        };
+        let judge = Judge::new(runner.progress());
+        let watchdog = notify::watchdog(judge.clone());
+        let mut beside = Self { judge, health: Vec::new(), metrics: None, watchdog };
         beside.apply(loaded, telemetry, resource).await;
         beside
     }
@@ -70,12 +60,11 @@ impl Beside {
             .filter_map(|id| loaded.extensions.get(id))
             .map(|Extension::HealthCheck(config)| config.clone())
             .collect();
-        let longest = longest_window(loaded);
-        self.health.retain(|server| wanted.iter().any(|c| server.serves(c, longest)));
+        self.judge.expect(longest_window(loaded));
+        self.health.retain(|server| wanted.iter().any(|c| server.serves(c)));
         for config in wanted {
-            if !self.health.iter().any(|server| server.serves(&config, longest)) {
-                let judge = Judge { progress: self.progress.clone(), longest };
-                self.health.extend(Server::start(config, judge).await);
+            if !self.health.iter().any(|server| server.serves(&config)) {
+                self.health.extend(Server::start(config, self.judge.clone()).await);
             }
         }
         let config = &loaded.service.telemetry.metrics;

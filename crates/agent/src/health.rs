@@ -1,7 +1,13 @@
 //! Health over HTTP: `/` while the pipelines make progress, `/ready` once they have begun to.
 //! Progress is a window that an exporter took, not a thread that lives.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use axum::{Json, Router, extract::State, http::StatusCode, routing::get};
 use serde_json::{Value, json};
@@ -15,18 +21,17 @@ const FIRST: Duration = Duration::from_secs(60);
 /// A stage at one batch for this long is stuck.
 pub(crate) const STUCK: Duration = Duration::from_secs(60);
 
-/// What health is judged by.
+/// What health is judged by; clones share it.
 #[derive(Clone)]
 pub(crate) struct Judge {
-    pub(crate) progress: Arc<Progress>,
-    /// The longest window that the configuration asks for.
-    pub(crate) longest: Duration,
+    progress: Arc<Progress>,
+    /// Nanoseconds of the longest window that the configuration asks for.
+    longest: Arc<AtomicU64>,
 }
 
 /// A running server; dropping it ends it.
 pub(crate) struct Server {
     config: HealthCheck,
-    longest: Duration,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -38,13 +43,12 @@ impl Drop for Server {
 
 impl Server {
     /// Whether it serves this configuration.
-    pub(crate) fn serves(&self, config: &HealthCheck, longest: Duration) -> bool {
-        self.config == *config && self.longest == longest
+    pub(crate) fn serves(&self, config: &HealthCheck) -> bool {
+        self.config == *config
     }
 
     /// Listens. A port that is taken is a warning: measuring goes on.
     pub(crate) async fn start(config: HealthCheck, judge: Judge) -> Option<Self> {
-        let longest = judge.longest;
         let listener = match tokio::net::TcpListener::bind(&config.endpoint).await {
             Ok(listener) => listener,
             Err(e) => {
@@ -60,7 +64,7 @@ impl Server {
                 warn!("health_check: {e}");
             }
         });
-        Some(Self { config, longest, task })
+        Some(Self { config, task })
     }
 }
 
@@ -75,19 +79,33 @@ async fn ready(State(judge): State<Judge>) -> (StatusCode, Json<Value>) {
 }
 
 impl Judge {
+    pub(crate) fn new(progress: Arc<Progress>) -> Self {
+        Self { progress, longest: Arc::default() }
+    }
+
+    /// What the configuration asks for now.
+    pub(crate) fn expect(&self, longest: Duration) {
+        self.longest.store(u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    fn longest(&self) -> Duration {
+        Duration::from_nanos(self.longest.load(Relaxed))
+    }
+
     /// Why the pipelines count as failing.
     pub(crate) fn fault(&self) -> Option<String> {
         let progress = &self.progress;
+        let longest = self.longest();
         if let Some((stage, busy)) = progress.stuck(STUCK).into_iter().next() {
             return Some(format!("{stage} has been at one batch for {} s", busy.as_secs()));
         }
         match progress.last() {
             Some(last) => {
                 let window = Duration::from_nanos(last.window.duration().0);
-                (last.age > patience(window.max(self.longest)))
+                (last.age > patience(window.max(longest)))
                     .then(|| format!("the last window was exported {} s ago", last.age.as_secs()))
             }
-            None => (progress.uptime() > FIRST.max(self.longest * 3))
+            None => (progress.uptime() > FIRST.max(longest * 3))
                 .then(|| format!("no window was exported in {} s", progress.uptime().as_secs())),
         }
     }
@@ -123,10 +141,19 @@ mod tests {
 
     #[test]
     fn a_fresh_agent_is_alive_and_not_ready() {
-        let judge = Judge { progress: Arc::default(), longest: Duration::from_secs(1) };
+        let judge = Judge::new(Arc::default());
         assert_eq!(judge.fault(), None);
         assert_eq!(answer(&judge.progress, None).0, StatusCode::OK);
         assert_eq!(patience(Duration::from_secs(1)), Duration::from_secs(10));
         assert_eq!(patience(Duration::from_secs(60)), Duration::from_secs(180));
+    }
+
+    /// A reload changes what the watchdog's feed and running servers go by.
+    #[test]
+    fn all_that_judge_expect_the_same() {
+        let judge = Judge::new(Arc::default());
+        let fed = judge.clone();
+        judge.expect(Duration::from_secs(60));
+        assert_eq!(fed.longest(), Duration::from_secs(60));
     }
 }
