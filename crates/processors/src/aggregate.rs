@@ -25,7 +25,7 @@ use wattpipe_pipeline::{
     units::ConfigDuration,
 };
 
-use crate::rows::{REST, Sum};
+use crate::rows::Sum;
 
 /// Rows of one interval at most; more are added to one row marked `wattpipe.rest`.
 const MAX_ROWS: usize = 65_536;
@@ -88,7 +88,7 @@ impl ProcessorComponent for Aggregate {
             interval: config.interval.nanos().0,
             keeps_processes: names(attr::PROCESS_PID) && names(attr::PROCESS_CREATION_TIME),
             by: config.by,
-            rest: Arc::new(AttributeSet::from_iter([(REST, context.id.as_str())])),
+            rest: Arc::new(AttributeSet::from_iter([(attr::REST, context.id.as_str())])),
             short: HashMap::new(),
             pending: None,
             overflowed: context.telemetry.counter(

@@ -8,10 +8,6 @@ use wattpipe_pipeline::{
     units::Nanos,
 };
 
-/// Attribute of the one row that holds what a processor did not keep apart; its value is the id
-/// of that processor.
-pub const REST: &str = "wattpipe.rest";
-
 /// A sum of rows.
 #[derive(Clone, Debug, Default)]
 pub struct Sum {

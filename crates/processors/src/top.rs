@@ -13,10 +13,14 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use wattpipe_pipeline::{
     Batch, BatchKind, BuildContext, Config, ConfigProblem, Processor, ProcessorComponent,
-    ProcessorError, batch::UsageBatch, identity::AttributeSet, registry::BuildError, runner,
+    ProcessorError,
+    batch::UsageBatch,
+    identity::{AttributeSet, attr},
+    registry::BuildError,
+    runner,
 };
 
-use crate::rows::{REST, Sum};
+use crate::rows::Sum;
 
 /// Configuration of `top`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -56,7 +60,7 @@ impl ProcessorComponent for Top {
     type Config = TopConfig;
 
     fn build(config: TopConfig, context: &BuildContext) -> Result<Self, BuildError> {
-        let rest = AttributeSet::from_iter([(REST, context.id.as_str())]);
+        let rest = AttributeSet::from_iter([(attr::REST, context.id.as_str())]);
         Ok(Self { n: config.n, rest: Arc::new(rest) })
     }
 }
@@ -120,7 +124,7 @@ mod tests {
             out.rows.iter().filter_map(|r| r.attributes.get_str("container.id")).collect();
         names.sort_unstable();
         assert_eq!(names, kept);
-        let rest = out.rows.iter().find(|r| r.attributes.get_str(REST) == Some("top"));
+        let rest = out.rows.iter().find(|r| r.attributes.get_str(attr::REST) == Some("top"));
         assert_eq!(rest.map(|r| r.cpu.0), rest_cpu);
     }
 

@@ -5,13 +5,10 @@ use std::sync::Arc;
 
 use crate::{
     batch::{RowEnergy, State, UsageBatch, UsageRow},
-    identity::AttributeSet,
+    identity::{AttributeSet, attr},
     telemetry::{Counter, Telemetry},
     units::Nanos,
 };
-
-/// The attribute of a row that stands for others.
-const REST: &str = "wattpipe.rest";
 
 /// Counts what was folded.
 pub(super) struct Shedder {
@@ -21,7 +18,7 @@ pub(super) struct Shedder {
 
 impl Shedder {
     pub(super) fn new(telemetry: &Telemetry) -> Self {
-        let attributes: AttributeSet = [(REST, "memory_limit")].into_iter().collect();
+        let attributes: AttributeSet = [(attr::REST, "memory_limit")].into_iter().collect();
         Self {
             rows: telemetry.counter(
                 "wattpipe_memory_limit_shed_rows_total",
