@@ -20,7 +20,12 @@ mod rotel;
 mod stream;
 pub(crate) mod world;
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    process::Command,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, bail, ensure};
 
@@ -29,6 +34,8 @@ use world::{Program, port};
 
 /// Windows of the recording.
 const WINDOWS: u64 = 8;
+/// What programs may take to start, to answer, and to write what they have got.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// How requests travel in one run to one receiver.
 struct Way {
@@ -71,10 +78,12 @@ pub(crate) fn e2e() -> Result<()> {
     std::thread::sleep(Duration::from_secs(WINDOWS / 2));
     world.start_late(&tools)?;
     // Prometheus needs a few scrapes of the running agent; promtool gets a page of it as well.
-    std::thread::sleep(Duration::from_secs(WINDOWS / 2 - 2));
-    let page = world::get(world.scrape, "/metrics", "text/plain")?;
-    agent.wait(Duration::from_secs(60)).context("wattpipe did not end by itself")?;
-    std::thread::sleep(Duration::from_secs(3));
+    let page = world::patiently(PATIENCE, || {
+        let page = world::get(world.scrape, "/metrics", "text/plain")?;
+        ensure!(page.contains("process_cpu_time_seconds_total{"), "no window is on the page");
+        Ok(page)
+    })?;
+    agent.wait(2 * PATIENCE).context("wattpipe did not end by itself")?;
 
     let checks = world.check(&tools, &page)?;
     println!("e2e: {checks} comparisons hold");
@@ -124,7 +133,7 @@ impl World {
         )?);
         let ports = self.rotel.iter().chain(&self.collector).flat_map(|(a, b)| [*a, *b]);
         for port in ports.chain([self.collector_prometheus, self.prometheus]) {
-            world::wait_for(port, Duration::from_secs(30))?;
+            world::wait_for(port, 2 * PATIENCE)?;
         }
         Ok(())
     }
@@ -190,7 +199,7 @@ impl World {
             "sources: {{ replay: {{ path: {}, speed: 1 }} }}\n\
              processors: {{ delta: {{}}, attribution: {{ containers: [] }}, power_model: {{ weight: cpu_time }} }}\n\
              exporters:\n{}\
-             service: {{ pipelines: {{ energy: {{ sources: [replay], processors: [delta, attribution, power_model], exporters: [{}] }} }} }}\n",
+             service: {{ shutdown_timeout: 60s, pipelines: {{ energy: {{ sources: [replay], processors: [delta, attribution, power_model], exporters: [{}] }} }} }}\n",
             recording.display(),
             exporters.concat(),
             ids.join(", "),
@@ -206,12 +215,14 @@ impl World {
         let cumulative = expect::points(&lines, expect::Kind::Cumulative)?;
         let delta = expect::points(&lines, expect::Kind::Delta)?;
         ensure!(cumulative.len() > 100, "the recording gave only {} points", cumulative.len());
-        let collector_page = world::get(self.collector_prometheus, "/metrics", "text/plain")?;
+        let collector_page = || world::get(self.collector_prometheus, "/metrics", "text/plain");
         let mut wrong = Vec::new();
         let mut checks = 0;
-        let mut check = |name: &str, result: Result<()>| {
+        // Receivers write what they have got when they see fit.
+        let until = Instant::now() + PATIENCE;
+        let mut check = |name: &str, compare: &dyn Fn() -> Result<()>| {
             checks += 1;
-            match result {
+            match world::patiently(until.saturating_duration_since(Instant::now()), compare) {
                 Ok(()) => println!("e2e: ok      {name}"),
                 Err(e) => {
                     println!("e2e: FAILED  {name}: {e:#}");
@@ -219,37 +230,37 @@ impl World {
                 }
             }
         };
-        let read = |file: &str| otlp::points(&self.run.join(file));
-        check("file otlp_json", read("file.json").and_then(|got| compare::all(&cumulative, &got)));
+        let holds = |file: String, expected: &expect::Points| {
+            compare::all(expected, &otlp::points(&self.run.join(file))?)
+        };
+        check("file otlp_json", &|| holds("file.json".to_owned(), &cumulative));
         for (i, way) in WAYS.iter().enumerate() {
-            let got = read(&format!("collector-{i}.json"));
-            check(
-                &format!("collector {}", way.name),
-                got.and_then(|got| compare::all(&cumulative, &got)),
-            );
+            let name = format!("collector {}", way.name);
+            check(&name, &|| holds(format!("collector-{i}.json"), &cumulative));
         }
-        let got = read("late-0.json");
-        check("collector that was down", got.and_then(|got| compare::all(&cumulative, &got)));
-        let got = read(&format!("collector-{}.json", WAYS.len()));
-        check("collector delta", got.and_then(|got| compare::all(&delta, &got)));
+        check("collector that was down", &|| holds("late-0.json".to_owned(), &cumulative));
+        let file = || format!("collector-{}.json", WAYS.len());
+        check("collector delta", &|| holds(file(), &delta));
         for way in &WAYS {
-            let got = rotel::points(&self.run.join(format!("rotel-{}.log", way.name)));
             let mut expected = cumulative.clone();
             if way.name == "http-json" {
                 // rotel 0.0.1a15 reads no integer that is text, as JSON of protobuf has them.
                 expected.retain(|id, _| id.metric != "process.context_switches");
             }
-            let same = got.and_then(|got| compare::all(&expected, &got));
-            check(&format!("rotel {}", way.name), same);
+            let log = self.run.join(format!("rotel-{}.log", way.name));
+            let name = format!("rotel {}", way.name);
+            check(&name, &|| compare::all(&expected, &rotel::points(&log)?));
         }
         let last = expect::last(&cumulative);
-        check("promtool on our page", prom::promtool(&tools.promtool, page));
-        check("promtool on the collector's page", prom::promtool(&tools.promtool, &collector_page));
-        check("collector's prometheus names", compare::names(&last, &collector_page));
-        let got = prom::values(self.prometheus, "otlp");
-        check("prometheus otlp", got.and_then(|got| compare::last(&last, &got)));
-        let got = prom::values(self.prometheus, "scrape");
-        check("prometheus scrape", got.and_then(|got| compare::some_window(&cumulative, &got)));
+        check("promtool on our page", &|| prom::promtool(&tools.promtool, page));
+        check("promtool on the collector's page", &|| {
+            prom::promtool(&tools.promtool, &collector_page()?)
+        });
+        check("collector's prometheus names", &|| compare::names(&last, &collector_page()?));
+        check("prometheus otlp", &|| compare::last(&last, &prom::values(self.prometheus, "otlp")?));
+        check("prometheus scrape", &|| {
+            compare::some_window(&cumulative, &prom::values(self.prometheus, "scrape")?)
+        });
         for program in &mut self.programs {
             program.stop();
         }

@@ -1,23 +1,27 @@
 //! What runs beside the pipelines: extensions, own metrics, the watchdog's feed.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use tokio::task::JoinHandle;
 use wattpipe_pipeline::{
-    identity::AttributeSet, runner::Runner, telemetry::Telemetry, units::ConfigDuration,
+    identity::AttributeSet,
+    runner::{Progress, Runner},
+    telemetry::Telemetry,
+    units::ConfigDuration,
 };
 
 use crate::{
     config::Loaded,
     extension::Extension,
-    health::{Judge, Server},
+    health::{Judge, Longest, Server},
     notify,
     own_metrics::Published,
 };
 
 /// Services of the agent; dropping it ends them.
 pub(crate) struct Beside {
-    judge: Judge,
+    progress: Arc<Progress>,
+    longest: Longest,
     health: Vec<Server>,
     metrics: Option<Published>,
     watchdog: Option<JoinHandle<()>>,
@@ -39,9 +43,16 @@ impl Beside {
         telemetry: &Telemetry,
         resource: &AttributeSet,
     ) -> Self {
-        let judge = Judge::new(runner.progress());
-        let watchdog = notify::watchdog(judge.clone());
-        let mut beside = Self { judge, health: Vec::new(), metrics: None, watchdog };
+        let (progress, longest) = (runner.progress(), Longest::default());
+        longest.set(longest_window(loaded));
+        let judge = Judge { progress: progress.clone(), longest: longest.clone() };
+        let mut beside = Self {
+            watchdog: notify::watchdog(judge),
+            progress,
+            longest,
+            health: Vec::new(),
+            metrics: None,
+        };
         beside.apply(loaded, telemetry, resource).await;
         beside
     }
@@ -60,20 +71,28 @@ impl Beside {
             .filter_map(|id| loaded.extensions.get(id))
             .map(|Extension::HealthCheck(config)| config.clone())
             .collect();
-        self.judge.expect(longest_window(loaded));
-        self.health.retain(|server| wanted.iter().any(|c| server.serves(c)));
-        for config in wanted {
-            if !self.health.iter().any(|server| server.serves(&config)) {
-                self.health.extend(Server::start(config, self.judge.clone()).await);
+        self.longest.set(longest_window(loaded));
+        // What ends gives up its port first: another may be to have it.
+        for server in std::mem::take(&mut self.health) {
+            match wanted.iter().any(|config| server.serves(config)) {
+                true => self.health.push(server),
+                false => server.end().await,
             }
         }
-        let config = &loaded.service.telemetry.metrics;
-        match &self.metrics {
-            Some(published) if published.publishes(config) => published.refresh(),
-            _ => {
-                self.metrics = None;
-                self.metrics = Published::start(config, telemetry, resource).await;
+        let metrics = &loaded.service.telemetry.metrics;
+        if let Some(published) = self.metrics.take_if(|p| !p.publishes(metrics)) {
+            published.end().await;
+        }
+        for config in wanted {
+            if !self.health.iter().any(|server| server.serves(&config)) {
+                let judge =
+                    Judge { progress: self.progress.clone(), longest: self.longest.clone() };
+                self.health.extend(Server::start(config, judge).await);
             }
+        }
+        match &self.metrics {
+            Some(published) => published.refresh(),
+            None => self.metrics = Published::start(metrics, telemetry, resource).await,
         }
     }
 }

@@ -54,7 +54,7 @@ pub(crate) enum Command {
     },
     /// Run a command and measure it and all its descendants
     Exec {
-        /// Write the measurement to FILE as JSON, too
+        /// Write the measurement to FILE as JSON, too; `-` is standard output
         #[arg(long, value_name = "FILE")]
         json: Option<PathBuf>,
         /// The command and its arguments

@@ -21,12 +21,26 @@ const FIRST: Duration = Duration::from_secs(60);
 /// A stage at one batch for this long is stuck.
 pub(crate) const STUCK: Duration = Duration::from_secs(60);
 
-/// What health is judged by; clones share it.
+/// What health is judged by.
 #[derive(Clone)]
 pub(crate) struct Judge {
-    progress: Arc<Progress>,
-    /// Nanoseconds of the longest window that the configuration asks for.
-    longest: Arc<AtomicU64>,
+    pub(crate) progress: Arc<Progress>,
+    /// The longest window that the configuration asks for.
+    pub(crate) longest: Longest,
+}
+
+/// A length that a reload may change under those who judge by it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Longest(Arc<AtomicU64>);
+
+impl Longest {
+    pub(crate) fn set(&self, window: Duration) {
+        self.0.store(u64::try_from(window.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    fn get(&self) -> Duration {
+        Duration::from_nanos(self.0.load(Relaxed))
+    }
 }
 
 /// A running server; dropping it ends it.
@@ -45,6 +59,12 @@ impl Server {
     /// Whether it serves this configuration.
     pub(crate) fn serves(&self, config: &HealthCheck) -> bool {
         self.config == *config
+    }
+
+    /// Ends it. Afterwards its port is free.
+    pub(crate) async fn end(mut self) {
+        self.task.abort();
+        let _ = (&mut self.task).await;
     }
 
     /// Listens. A port that is taken is a warning: measuring goes on.
@@ -79,23 +99,10 @@ async fn ready(State(judge): State<Judge>) -> (StatusCode, Json<Value>) {
 }
 
 impl Judge {
-    pub(crate) fn new(progress: Arc<Progress>) -> Self {
-        Self { progress, longest: Arc::default() }
-    }
-
-    /// What the configuration asks for now.
-    pub(crate) fn expect(&self, longest: Duration) {
-        self.longest.store(u64::try_from(longest.as_nanos()).unwrap_or(u64::MAX), Relaxed);
-    }
-
-    fn longest(&self) -> Duration {
-        Duration::from_nanos(self.longest.load(Relaxed))
-    }
-
     /// Why the pipelines count as failing.
     pub(crate) fn fault(&self) -> Option<String> {
         let progress = &self.progress;
-        let longest = self.longest();
+        let longest = self.longest.get();
         if let Some((stage, busy)) = progress.stuck(STUCK).into_iter().next() {
             return Some(format!("{stage} has been at one batch for {} s", busy.as_secs()));
         }
@@ -141,19 +148,10 @@ mod tests {
 
     #[test]
     fn a_fresh_agent_is_alive_and_not_ready() {
-        let judge = Judge::new(Arc::default());
+        let judge = Judge { progress: Arc::default(), longest: Longest::default() };
         assert_eq!(judge.fault(), None);
         assert_eq!(answer(&judge.progress, None).0, StatusCode::OK);
         assert_eq!(patience(Duration::from_secs(1)), Duration::from_secs(10));
         assert_eq!(patience(Duration::from_secs(60)), Duration::from_secs(180));
-    }
-
-    /// A reload changes what the watchdog's feed and running servers go by.
-    #[test]
-    fn all_that_judge_expect_the_same() {
-        let judge = Judge::new(Arc::default());
-        let fed = judge.clone();
-        judge.expect(Duration::from_secs(60));
-        assert_eq!(fed.longest(), Duration::from_secs(60));
     }
 }

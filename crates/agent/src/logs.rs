@@ -6,7 +6,7 @@ use tracing::level_filters::LevelFilter;
 use tracing_subscriber::{
     Layer, Registry, filter::Targets, layer::SubscriberExt, reload, util::SubscriberInitExt,
 };
-use wattpipe_exporters::stdout::screen::LogWriter;
+use wattpipe_exporters::stdout::screen::{LogWriter, styles};
 
 use crate::config::model::{LogFormat, LogLevel, Logs};
 
@@ -30,7 +30,7 @@ pub(crate) fn init(logs: &Logs) -> LogHandle {
         // Where standard error is closed there is nowhere to complain to.
         .log_internal_errors(false)
         .with_target(false)
-        .with_ansi(std::io::stderr().is_terminal());
+        .with_ansi(std::io::stderr().is_terminal() && styles());
     let layer = match logs.format {
         LogFormat::Text => layer.boxed(),
         LogFormat::Json => layer.json().flatten_event(true).boxed(),

@@ -69,6 +69,14 @@ impl Published {
         self.config.level == config.level && self.config.endpoint == config.endpoint
     }
 
+    /// Ends it. Afterwards its port is free.
+    pub(crate) async fn end(mut self) {
+        if let Some(server) = self.server.take() {
+            server.abort();
+            let _ = server.await;
+        }
+    }
+
     /// Takes up instruments that have come since.
     pub(crate) fn refresh(&self) {
         self.inner.refresh();

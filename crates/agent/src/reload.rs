@@ -49,14 +49,14 @@ async fn try_reload(agent: &mut Agent<'_>) -> Result<String, Vec<String>> {
     agent.setup.held.narrow(&loaded.service.security);
     agent.limits.configure(&loaded.service);
     agent.beside.apply(&loaded, &agent.telemetry, &around.resource).await;
-    Ok(match (applied.started.is_empty(), applied.stopped.is_empty()) {
-        (true, true) => "nothing changed".to_owned(),
-        _ => format!(
-            "{} started ({}), {} stopped, {} untouched",
-            applied.started.len(),
-            applied.started.join(", "),
-            applied.stopped.len(),
-            applied.kept
-        ),
-    })
+    if applied.started.is_empty() && applied.stopped.is_empty() {
+        return Ok("nothing changed".to_owned());
+    }
+    let named = |ids: &[String], what: &str| match ids {
+        [] => format!("0 {what}"),
+        ids => format!("{} {what} ({})", ids.len(), ids.join(", ")),
+    };
+    let (started, stopped) =
+        (named(&applied.started, "started"), named(&applied.stopped, "stopped"));
+    Ok(format!("{started}, {stopped}, {} untouched", applied.kept))
 }

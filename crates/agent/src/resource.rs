@@ -26,6 +26,13 @@ pub(crate) fn detect(loaded: &Loaded, env: &dyn Fn(&str) -> Option<String>) -> A
         set.set(SERVICE_NAME, name);
     }
     for (key, value) in &loaded.service.resource {
+        let Some(value) = value else {
+            // Every resource has a `service.name`.
+            if key != SERVICE_NAME {
+                set.remove(key);
+            }
+            continue;
+        };
         let value = match value {
             AttributeValue::Text(text) => Value::from(text.as_str()),
             AttributeValue::Integer(number) => Value::from(*number),
@@ -70,18 +77,22 @@ mod tests {
     fn pairs_are_decoded_and_layers_are_ordered() {
         let env = |name: &str| match name {
             "OTEL_RESOURCE_ATTRIBUTES" => {
-                Some("a=1, b=x%20y%2C,broken,=z,service.name=env,c=50%".to_owned())
+                Some("a=1, b=x%20y%2C,broken,=z,service.name=env,c=1,d=50%".to_owned())
             }
             _ => None,
         };
         let mut loaded = Loaded::default();
-        loaded.service.resource.insert("a".into(), AttributeValue::Text("config".into()));
+        loaded.service.resource.insert("a".into(), Some(AttributeValue::Text("config".into())));
+        loaded
+            .service
+            .resource
+            .extend(["c", "host.name", "service.name"].map(|k| (k.into(), None)));
         let set = detect(&loaded, &env);
         let get = |key| set.get_str(key);
         assert_eq!(get("a"), Some("config"));
         assert_eq!(get("b"), Some("x y,"));
-        assert_eq!(get("c"), Some("50%"));
+        assert_eq!(get("d"), Some("50%"));
         assert_eq!(get("service.name"), Some("env"));
-        assert!(get("host.name").is_some());
+        assert_eq!((get("c"), get("host.name")), (None, None));
     }
 }

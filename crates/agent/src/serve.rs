@@ -1,9 +1,6 @@
 //! The life of a running agent in one function you can read: start, supervise, reload, drain.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{future::poll_fn, sync::Arc, task::Poll, time::Duration};
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tracing::{error, info, warn};
@@ -11,7 +8,7 @@ use wattpipe_pipeline::{
     Registry,
     runner::{Options, Outcome, Runner},
     source::Pace,
-    telemetry::Telemetry,
+    telemetry::{Instrument, InstrumentId, Registered, Telemetry},
 };
 
 use crate::{
@@ -26,6 +23,10 @@ use crate::{
     privileges::Held,
     reload, resource,
 };
+
+/// Points that an exporter gave up on, or never took.
+const LOSSES: [&str; 2] =
+    ["wattpipe_exporter_send_failed_points_total", "wattpipe_exporter_enqueue_failed_points_total"];
 
 /// What was set up before the runtime.
 pub(crate) struct Setup<'a> {
@@ -101,6 +102,8 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
     let up = tokio::time::timeout(fallback::SETTLE, agent.runner.working());
     tokio::pin!(up);
     let mut told = false;
+    // A stream that ends by itself answers for all of it, one that a signal ends for the drain.
+    let mut lost_before = 0;
     loop {
         tokio::select! {
             _ = &mut up, if !told => {
@@ -112,6 +115,7 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
                 Told::Reload => reload::reload(&mut agent).await,
                 Told::Stop(name) => {
                     info!("{name}: draining");
+                    lost_before = lost_points(&agent.telemetry);
                     break;
                 }
             },
@@ -126,12 +130,28 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
         }
     };
     match outcome {
-        Outcome::Done | Outcome::ReaderGone => Exit::Done,
+        Outcome::ReaderGone => Exit::Done,
+        Outcome::Done => match lost_points(&agent.telemetry).saturating_sub(lost_before) {
+            0 => Exit::Done,
+            points => {
+                error!(points, "data is lost, as told above");
+                Exit::Failed
+            }
+        },
         Outcome::Failed(reason) | Outcome::Unavailable(reason) => {
             error!("{reason}");
             Exit::Failed
         }
     }
+}
+
+/// What exporters did not deliver so far.
+fn lost_points(telemetry: &Telemetry) -> u64 {
+    let of = |(id, registered): (InstrumentId, Registered)| match registered.instrument {
+        Instrument::Counter(counter) if LOSSES.contains(&id.name) => counter.get(),
+        _ => 0,
+    };
+    telemetry.snapshot().into_iter().map(of).sum()
 }
 
 /// What components of `loaded` are built with.
@@ -172,11 +192,11 @@ impl Signals {
     /// its group: what comes right after the first signal is that one again.
     async fn interrupted_again(&mut self) {
         const SAME: Duration = Duration::from_millis(300);
-        let draining_since = Instant::now();
-        while self.interrupt.recv().await.is_some() {
-            if draining_since.elapsed() > SAME {
-                return;
-            }
+        tokio::time::sleep(SAME).await;
+        // By now it has arrived, however late this thread has got to look.
+        let _ = poll_fn(|cx| Poll::Ready(self.interrupt.poll_recv(cx).is_ready())).await;
+        if self.interrupt.recv().await.is_some() {
+            return;
         }
         std::future::pending().await
     }

@@ -120,8 +120,8 @@ fn the_reference_validates() {
     check(&output, 0, "ok\n", &[]);
 }
 
-#[test]
-fn a_recording_plays_to_its_end() {
+/// A configuration that plays two windows to standard output.
+fn replay() -> ConfigFile {
     let file = ConfigFile::new("");
     let recording = file.dir().join("rec.jsonl");
     std::fs::write(
@@ -143,10 +143,24 @@ service: {{ pipelines: {{ a: {{ sources: [replay], processors: [delta], exporter
 ",
         recording.display()
     ));
+    file
+}
+
+#[test]
+fn a_recording_plays_to_its_end() {
+    let file = replay();
     let output = wattpipe().arg("--config").arg(file.path()).output().unwrap();
     let out = String::from_utf8_lossy(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     assert!(out.contains(r#""process.pid":7"#) && out.contains(r#""cpu_ns":50"#), "{out}");
+}
+
+#[test]
+fn data_that_found_no_place_exits_1() {
+    let file = replay();
+    let full = std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = wattpipe().arg("--config").arg(file.path()).stdout(full).output().unwrap();
+    check(&output, 1, "", &["No space left on device", "data is lost"]);
 }
 
 #[test]

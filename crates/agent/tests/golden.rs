@@ -143,7 +143,7 @@ fn mangled_texts_never_panic() {
 fn secrets_are_redacted_where_the_configuration_is_printed() {
     let agent = support::agent();
     let text = "sources: { procfs: }
-exporters: { otlp: { token: hush-hush, headers: { authorization: \"${env:T}\" } } }
+exporters: { otlp: { endpoint: \"http://me:hush@there:1/@\", token: hush-hush, headers: { authorization: \"${env:T}\" } } }
 service: { pipelines: { a: { sources: [procfs], exporters: [otlp] } } }
 ";
     let env = |_: &str| Some("Bearer hush".to_owned());
@@ -152,5 +152,6 @@ service: { pipelines: { a: { sources: [procfs], exporters: [otlp] } } }
     assert_eq!(report.errors, [""; 0]);
     let shown = loaded.unwrap().effective().to_string();
     assert!(!shown.contains("hush"), "{shown}");
-    assert_eq!(shown.matches("[REDACTED]").count(), 2, "{shown}");
+    assert!(shown.contains("http://[REDACTED]@there:1/@"), "{shown}");
+    assert_eq!(shown.matches("[REDACTED]").count(), 3, "{shown}");
 }

@@ -154,10 +154,13 @@ fn a_thousand_reloads_lose_no_window_and_leak_nothing() {
     (1..=20).for_each(reload);
     let before = (fds(agent.pid()), threads(agent.pid()), rss_kib(agent.pid()));
     (21..=1000).for_each(reload);
-    let after = (fds(agent.pid()), threads(agent.pid()), rss_kib(agent.pid()));
+    // What the last one has replaced is on its way out, and may have been at the first look too.
+    agent.wait_until("as few descriptors and threads as before", |a| {
+        fds(a.pid()) <= before.0 && threads(a.pid()) <= before.1
+    });
+    let after = rss_kib(agent.pid());
     drop(load);
-    assert_eq!((before.0, before.1), (after.0, after.1), "descriptors and threads");
-    assert!(after.2 < before.2 + 4096, "memory: {} KiB, then {} KiB", before.2, after.2);
+    assert!(after < before.2 + 4096, "memory: {} KiB, then {after} KiB", before.2);
     let lines = agent.lines.lock().unwrap().clone();
     let windows: Vec<serde_json::Value> = lines
         .iter()

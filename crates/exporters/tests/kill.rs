@@ -114,7 +114,8 @@ fn kill_one(directory: &Path, windows: usize) {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let until = Instant::now() + Duration::from_secs(60);
+    // Each window is synced to the disk.
+    let until = Instant::now() + Duration::from_secs(300);
     while taken(directory).len() < before + windows {
         assert!(Instant::now() < until && child.try_wait().unwrap().is_none(), "the child failed");
         std::thread::sleep(Duration::from_millis(7));
@@ -183,7 +184,7 @@ async fn check_queue(directory: &Path) {
     let receiver = Grpc::start(inbox.clone(), GrpcOptions::default()).await;
     let mut exporter = queue(directory, receiver.address.to_string());
     exporter.start().await.unwrap();
-    exporter.shutdown(Duration::from_secs(60)).await.unwrap();
+    exporter.shutdown(support::PATIENCE).await.unwrap();
     let lives = taken(directory);
     let points = inbox.points();
     let got: BTreeSet<u64> = points

@@ -10,7 +10,9 @@ use opentelemetry_proto::tonic::collector::metrics::v1::{
     ExportMetricsPartialSuccess, ExportMetricsServiceResponse,
 };
 use prost::Message;
-use support::{Grpc, GrpcOptions, Inbox, certificates, context, ok, run, window};
+use support::{
+    Grpc, GrpcOptions, Inbox, PATIENCE, certificates, context, ok, reserved, run, window,
+};
 use tonic::{Code, Status, transport::ServerTlsConfig};
 use wattpipe_exporters::{
     otlp::{Compression, OtlpGrpcConfig, OtlpGrpcExporter, Temporality, TlsConfig},
@@ -39,7 +41,7 @@ fn build(config: OtlpGrpcConfig) -> (OtlpGrpcExporter, BuildContext) {
 async fn check(config: OtlpGrpcConfig, expected: (u64, u64, u64)) {
     let (mut exporter, context) = build(config);
     let windows = (0..3).map(|n| window(n, 10));
-    let c = run(&mut exporter, &context, windows, 5 * SECOND).await;
+    let c = run(&mut exporter, &context, windows, PATIENCE).await;
     assert_eq!((c.sent.get(), c.send_failed.get(), c.enqueue_failed.get()), expected);
     assert_eq!(c.queue_size.get(), 0.0);
 }
@@ -145,7 +147,7 @@ async fn a_large_window_arrives_in_parts_below_the_receivers_limit() {
     let mut config = config(&receiver);
     config.max_series = 20_000;
     let (mut exporter, context) = build(config);
-    let c = run(&mut exporter, &context, [window(0, 10_000)], 30 * SECOND).await;
+    let c = run(&mut exporter, &context, [window(0, 10_000)], PATIENCE).await;
     assert_eq!((c.sent.get(), c.send_failed.get()), (20_000, 0));
     let sizes: Vec<usize> =
         inbox.requests.lock().unwrap().iter().map(Message::encoded_len).collect();
@@ -171,7 +173,7 @@ async fn a_receiver_with_a_lower_limit_gets_smaller_parts() {
     let options = GrpcOptions { max_message: Some(16 << 10), ..GrpcOptions::default() };
     let receiver = Grpc::start(inbox.clone(), options).await;
     let (mut exporter, context) = build(config(&receiver));
-    let c = run(&mut exporter, &context, [window(0, 500)], 10 * SECOND).await;
+    let c = run(&mut exporter, &context, [window(0, 500)], PATIENCE).await;
     assert_eq!((c.sent.get(), c.send_failed.get()), (1000, 0));
     assert_eq!(inbox.points().len(), 1000);
     // One resource alone above the limit can only be lost.
@@ -198,7 +200,8 @@ async fn a_peer_that_takes_connections_and_says_nothing() {
     for n in 0..3 {
         exporter.export(window(n, 10).batch()).await.unwrap();
     }
-    assert!(began.elapsed() < SECOND, "export waits for nobody");
+    // Waiting for a delivery would take the five minutes of `max_elapsed_time`.
+    assert!(began.elapsed() < PATIENCE, "export waits for nobody");
     exporter.shutdown(SECOND).await.unwrap();
     let c = wattpipe_exporters::counters::Counters::with_queue(&context);
     assert_eq!((c.sent.get(), c.send_failed.get()), (0, 60));
@@ -208,8 +211,9 @@ async fn a_peer_that_takes_connections_and_says_nothing() {
 #[tokio::test]
 async fn a_receiver_that_comes_back_gets_everything() {
     let inbox = Inbox::default();
-    let receiver = Grpc::start(inbox.clone(), GrpcOptions::default()).await;
-    let address = receiver.address;
+    let (_held, address) = reserved();
+    let options = || GrpcOptions { address: Some(address), ..GrpcOptions::default() };
+    let receiver = Grpc::start(inbox.clone(), options()).await;
     let (mut exporter, context) = build(config(&receiver));
     exporter.start().await.unwrap();
     exporter.export(window(0, 10).batch()).await.unwrap();
@@ -219,9 +223,8 @@ async fn a_receiver_that_comes_back_gets_everything() {
         exporter.export(window(n, 10).batch()).await.unwrap();
     }
     tokio::time::sleep(Duration::from_millis(300)).await;
-    let options = GrpcOptions { address: Some(address), ..GrpcOptions::default() };
-    let _receiver = Grpc::start(inbox.clone(), options).await;
-    exporter.shutdown(5 * SECOND).await.unwrap();
+    let _receiver = Grpc::start(inbox.clone(), options()).await;
+    exporter.shutdown(PATIENCE).await.unwrap();
     let c = wattpipe_exporters::counters::Counters::with_queue(&context);
     assert_eq!(c.sent.get() + c.send_failed.get(), 200);
     // The first may have been cut off in the middle; none of the others is lost.
@@ -264,7 +267,9 @@ async fn tls_checks_whom_it_talks_to() {
         config.endpoint = format!("https://localhost:{}", receiver.address.port());
         config.tls = Some(client);
         let (mut exporter, context) = build(config);
-        let c = run(&mut exporter, &context, [window(0, 10)], SECOND).await;
+        // What cannot arrive is tried until the end.
+        let end = if arrives { PATIENCE } else { SECOND };
+        let c = run(&mut exporter, &context, [window(0, 10)], end).await;
         let expected = if arrives { (20, 0) } else { (0, 20) };
         assert_eq!((c.sent.get(), c.send_failed.get()), expected, "case {i}");
         assert_eq!(inbox.points().len() as u64, c.sent.get(), "case {i}");

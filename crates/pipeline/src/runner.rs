@@ -38,7 +38,7 @@ use crate::{
     telemetry::Telemetry,
 };
 use chain_thread::{Chain, Change};
-use exporter::ExporterSlot;
+use exporter::{ExporterSlot, Leaving};
 use source::SourceSlot;
 
 /// Batches that may wait between the sources and the chain.
@@ -160,6 +160,8 @@ pub struct Runner {
     progress: Arc<Progress>,
     sources: Vec<SourceSlot>,
     exporters: BTreeMap<String, ExporterSlot>,
+    /// Exporters that a reload took out, while they send what they hold.
+    leaving: Vec<Leaving>,
     /// `(pipeline, processor)` to the revision that the chain has.
     processors: BTreeMap<(String, String), Value>,
     chain: mpsc::Sender<Message>,
@@ -215,6 +217,7 @@ impl Runner {
             progress,
             sources: Vec::new(),
             exporters: BTreeMap::new(),
+            leaving: Vec::new(),
             processors: BTreeMap::new(),
             chain: chain_tx,
             chain_done,

@@ -139,6 +139,11 @@ fn play(
     };
     let mut lines = Lines::new(BufReader::with_capacity(1 << 18, file), &config.path);
     while let Some(ready) = lines.next_with(|record| assembler.take(record))? {
+        if assembler.adrift {
+            return Err(lines.wrong(
+                "a `window` before any `topology`, which tells the CPUs and when they were booted",
+            ));
+        }
         if !send(ready) {
             return Ok(());
         }
@@ -210,12 +215,13 @@ impl<'a, R: BufRead> Lines<'a, R> {
                 );
                 Ok(None)
             }
-            Err(e) => Err(SourceError::BadInput(format!(
-                "{}:{}: not a record of a recording: {e}",
-                self.path.display(),
-                self.number
-            ))),
+            Err(e) => Err(self.wrong(&format!("not a record of a recording: {e}"))),
         }
+    }
+
+    /// What is wrong with the line that was read last.
+    fn wrong(&self, what: &str) -> SourceError {
+        SourceError::BadInput(format!("{}:{}: {what}", self.path.display(), self.number))
     }
 }
 

@@ -5,7 +5,6 @@
 use std::{
     fmt::Write,
     fs,
-    net::TcpListener,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
@@ -16,7 +15,13 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::{Tools, agent};
-use crate::process::{as_root, root};
+use crate::{
+    e2e::world::{patiently, port},
+    process::{as_root, root},
+};
+
+/// What a query's first answer may take.
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Alerts that must not fire here are queries that find nothing.
 const MAY_BE_EMPTY: &[&str] = &["up{", "> 0", "> 1", "wattpipe_exporter_queue"];
@@ -49,21 +54,11 @@ impl Running {
     }
 }
 
-/// Ports that nobody listens on.
-fn ports<const N: usize>() -> Result<[u16; N]> {
-    let listeners: Vec<TcpListener> =
-        (0..N).map(|_| TcpListener::bind("127.0.0.1:0")).collect::<Result<_, _>>()?;
-    let mut ports = [0; N];
-    for (port, listener) in ports.iter_mut().zip(&listeners) {
-        *port = listener.local_addr()?.port();
-    }
-    Ok(ports)
-}
-
 pub(super) fn answer(tools: &Tools) -> Result<()> {
     let dir = std::env::temp_dir().join(format!("wattpipe-queries-{}", std::process::id()));
     fs::create_dir_all(&dir)?;
-    let [page, own, health, replayed, otlp, prometheus] = ports()?;
+    let [page, own, health, replayed, otlp, prometheus] =
+        [port()?, port()?, port()?, port()?, port()?, port()?];
     let mut running = Running(Vec::new());
 
     let mut scraped = as_root(agent());
@@ -80,7 +75,7 @@ pub(super) fn answer(tools: &Tools) -> Result<()> {
     }
     running.start(&mut scraped, dir.join("agent.log"))?;
 
-    fs::write(dir.join("pod.recording.jsonl"), recording(120))?;
+    fs::write(dir.join("pod.recording.jsonl"), recording(600))?;
     fs::write(dir.join("replay.yaml"), replay(&dir, replayed))?;
     running.start(
         Command::new(agent()).arg("run").arg("--config").arg(dir.join("replay.yaml")),
@@ -119,18 +114,12 @@ pub(super) fn answer(tools: &Tools) -> Result<()> {
     let queries = queries()?;
     for (place, query) in &queries {
         let may_be_empty = MAY_BE_EMPTY.iter().any(|part| query.contains(part));
-        let mut outcome = ask(query);
-        for _ in 0..20 {
-            match &outcome {
-                Ok(answer) if !answer.is_empty() || may_be_empty => break,
-                _ => thread::sleep(Duration::from_secs(2)),
-            }
-            outcome = ask(query);
-        }
-        match outcome {
-            Ok(answer) if !answer.is_empty() || may_be_empty => {}
-            Ok(_) => failed.push(format!("{place}: nothing answers {query}")),
-            Err(error) => failed.push(format!("{place}: {error:#}\n  {query}")),
+        let outcome = patiently(PATIENCE, || {
+            ensure!(!ask(query)?.is_empty() || may_be_empty, "nothing answers");
+            Ok(())
+        });
+        if let Err(error) = outcome {
+            failed.push(format!("{place}: {error:#}\n  {query}"));
         }
     }
     // What came by OTLP has no scraped page's instance, but the same names and labels.
@@ -139,8 +128,12 @@ pub(super) fn answer(tools: &Tools) -> Result<()> {
          process_executable_name!=\"\", energy_zone!=\"\", energy_mode=\"active\"}",
         "hw_energy_joules_total{instance!~\"127.0.0.1:.*\", hw_id!=\"\", hw_type!=\"\"}",
     ] {
-        if ask(&format!("count({query})"))?.is_empty() {
-            failed.push(format!("nothing came by OTLP: {query}"));
+        let came = patiently(PATIENCE, || {
+            ensure!(!ask(&format!("count({query})"))?.is_empty(), "nothing came by OTLP");
+            Ok(())
+        });
+        if let Err(error) = came {
+            failed.push(format!("{error:#}: {query}"));
         }
     }
     drop(running);

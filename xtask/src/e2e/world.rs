@@ -6,6 +6,7 @@ use std::{
     net::{TcpListener, TcpStream},
     path::Path,
     process::{Child, Command},
+    sync::atomic::{AtomicU16, Ordering::Relaxed},
     time::{Duration, Instant},
 };
 
@@ -55,9 +56,18 @@ impl Drop for Program {
     }
 }
 
-/// A port nobody listens on.
+/// A port nobody listens on, another one each time. It is below those that Linux gives to outgoing
+/// connections (from 32768 on): whoever is to listen there may start late and still find it free.
 pub(crate) fn port() -> Result<u16> {
-    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let begin = u16::try_from(std::process::id() % 8000)?;
+    for _ in 0..10_000 {
+        let port = 20_000 + (begin + NEXT.fetch_add(1, Relaxed)) % 10_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no port is free between 20000 and 30000")
 }
 
 /// Waits until somebody listens.
@@ -68,6 +78,20 @@ pub(crate) fn wait_for(port: u16, patience: Duration) -> Result<()> {
         std::thread::sleep(Duration::from_millis(50));
     }
     Ok(())
+}
+
+/// Tries until it succeeds; in the end its last error counts.
+pub(crate) fn patiently<T>(
+    patience: Duration,
+    mut attempt: impl FnMut() -> Result<T>,
+) -> Result<T> {
+    let until = Instant::now() + patience;
+    loop {
+        match attempt() {
+            Err(_) if Instant::now() < until => std::thread::sleep(Duration::from_millis(200)),
+            outcome => return outcome,
+        }
+    }
 }
 
 /// The body of a page.

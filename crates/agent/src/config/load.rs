@@ -160,7 +160,7 @@ pub(super) struct Loader<'a> {
     pub(super) registry: &'a Registry,
     pub(super) layers: Layers,
     pub(super) found: Vec<Diagnostic>,
-    /// Section and id of components that stand among another's keys: reported there, once.
+    /// Section and id of what is indented too deep or too little: reported there, once.
     pub(super) misplaced: BTreeSet<(String, String)>,
     /// A text is missing or no YAML: what it defines is not known, so nothing is called undefined.
     partial: bool,
@@ -210,21 +210,26 @@ impl Loader<'_> {
         let merged = self.layers.merged();
         for key in merged.keys().filter(|k| !SECTIONS.contains(&k.as_str())) {
             let path = [key.clone()];
-            let mut diagnostic = Diagnostic::error(
-                self.layers.locate(&path),
-                &path,
-                format!("unknown section `{key}`"),
-            )
-            .allow(SECTIONS)
-            .for_name(key);
-            if nearest(key, ["receivers"].into_iter()).is_some() {
-                diagnostic.message.push_str("; wattpipe's pipelines begin with `sources`");
+            let span = self.layers.locate(&path);
+            if let Some(section) = self.section_of(key) {
+                let message = format!(
+                    "`{key}` is no section, it stands below `{section}`: is it indented too little?"
+                );
+                self.misplaced.insert((section.to_owned(), key.clone()));
+                self.found.push(Diagnostic::error(span, &path, message));
+                continue;
             }
-            self.found.push(diagnostic);
+            let mut message = format!("unknown section `{key}`");
+            if nearest(key, ["receivers"].into_iter()).is_some() {
+                message.push_str("; wattpipe's pipelines begin with `sources`");
+            }
+            let diagnostic = Diagnostic::error(span, &path, message);
+            self.found.push(diagnostic.allow(SECTIONS).for_name(key));
         }
         let registry = self.registry;
-        let host = self.section::<Host>(&merged, "host");
-        let service = self.section::<Service>(&merged, "service");
+        let (host, wrong) = self.section::<Host>(&merged, "host");
+        let host = host.filter(|_| wrong.is_empty());
+        let (service, wrong) = self.section::<Service>(&merged, "service");
         let sources = self.components(&merged, "sources", &registry.sources);
         let processors = self.components(&merged, "processors", &registry.processors);
         let exporters = self.components(&merged, "exporters", &registry.exporters);
@@ -245,13 +250,13 @@ impl Loader<'_> {
                 exporters: ids("exporters"),
                 extensions: ids("extensions"),
             };
-            pipelines::check_references(self, service, &defined);
-            pipelines::check_kinds(self, service, &sources, &processors, &exporters);
+            pipelines::check_references(self, service, &wrong, &defined);
+            pipelines::check_kinds(self, service, &exporters);
             pipelines::check_sense(self, service, &sources, &processors, &exporters);
         }
         Some(Loaded {
             host: host?,
-            service: service?,
+            service: service.filter(|_| wrong.is_empty())?,
             sources,
             processors,
             exporters,
@@ -260,11 +265,15 @@ impl Loader<'_> {
         })
     }
 
-    /// A section that is one typed map.
-    fn section<C: Config + JsonSchema>(&mut self, merged: &Dict, name: &str) -> Option<C> {
+    /// A section that is one typed map: what of it could be read, and the keys of what could not.
+    fn section<C: Config + JsonSchema>(
+        &mut self,
+        merged: &Dict,
+        name: &str,
+    ) -> (Option<C>, Vec<Vec<String>>) {
         let value = merged.get(name).cloned().unwrap_or(Value::Empty(Tag::Default, Empty::None));
         let path = vec![name.to_owned()];
-        self.parse(value, path, <C as JsonSchema>::json_schema, parse_config::<C>)
+        self.parse_partly(value, path, <C as JsonSchema>::json_schema, parse_config::<C>)
     }
 
     fn components<T: ?Sized + 'static>(
@@ -359,53 +368,72 @@ impl Loader<'_> {
 
     fn parse<T>(
         &mut self,
-        mut value: Value,
+        value: Value,
         path: Vec<String>,
         schema: fn(&mut SchemaGenerator) -> Schema,
         parse: impl Fn(&Value) -> Result<T, Vec<ConfigProblem>>,
     ) -> Option<T> {
+        let (parsed, wrong) = self.parse_partly(value, path, schema, parse);
+        parsed.filter(|_| wrong.is_empty())
+    }
+
+    /// What could be read, and the keys (from the root) of what could not.
+    fn parse_partly<T>(
+        &mut self,
+        mut value: Value,
+        path: Vec<String>,
+        schema: fn(&mut SchemaGenerator) -> Schema,
+        parse: impl Fn(&Value) -> Result<T, Vec<ConfigProblem>>,
+    ) -> (Option<T>, Vec<Vec<String>>) {
         if !matches!(value, Value::Dict(..) | Value::Empty(..)) {
             let what = self.layers.node(&path).map_or("that", |n| n.describe());
             let span = self.layers.locate_value(&path);
             let message = format!("expected a map of settings, found {what}");
             self.found.push(Diagnostic::error(span, &path, message));
-            return None;
+            return (None, vec![path]);
         }
         let raw = |below: &[String]| {
             let full = [&path[..], below].concat();
             self.layers.node(&full).and_then(|n| n.raw.clone())
         };
         restore_text(&ComponentSchema::of(schema), &mut value, &mut Vec::new(), &raw);
-        match parse_all(&value, schema, parse) {
-            Ok(parsed) => Some(parsed),
-            Err(problems) => {
-                for problem in problems {
-                    let full = [&path[..], &problem.path[..]].concat();
-                    let key = problem.message.starts_with("unknown key");
-                    let span = match key {
-                        true => self.layers.locate(&full),
-                        false => self.layers.locate_value(&full),
-                    };
-                    let mut diagnostic = Diagnostic::error(span, &full, problem.message);
-                    match full.as_slice() {
-                        [section, _, .., id] if key && self.is_type(section, id) => {
-                            let what = section.trim_end_matches('s');
-                            let article = if what == "exporter" { "an" } else { "a" };
-                            diagnostic.message = format!(
-                                "unknown key `{id}`, which is {article} {what}: is it indented too deep?"
-                            );
-                            self.misplaced.insert((section.clone(), id.clone()));
-                        }
-                        _ => {
-                            diagnostic.wrong_name = wrong_name(&diagnostic.message);
-                            diagnostic.allowed = problem.allowed;
-                        }
-                    }
-                    self.found.push(diagnostic);
+        let (parsed, problems) = parse_all(&value, schema, parse);
+        let mut wrong = Vec::new();
+        for problem in problems {
+            let full = [&path[..], &problem.path[..]].concat();
+            let key = problem.message.starts_with("unknown key");
+            let span = match key {
+                true => self.layers.locate(&full),
+                false => self.layers.locate_value(&full),
+            };
+            let mut diagnostic = Diagnostic::error(span, &full, problem.message);
+            match full.as_slice() {
+                [section, _, .., id] if key && self.is_type(section, id) => {
+                    let what = section.trim_end_matches('s');
+                    let article = if what == "exporter" { "an" } else { "a" };
+                    diagnostic.message = format!(
+                        "unknown key `{id}`, which is {article} {what}: is it indented too deep?"
+                    );
+                    self.misplaced.insert((section.clone(), id.clone()));
                 }
-                None
+                _ => {
+                    diagnostic.wrong_name = wrong_name(&diagnostic.message);
+                    diagnostic.allowed = problem.allowed;
+                }
             }
+            self.found.push(diagnostic);
+            wrong.push(full);
         }
+        (parsed, wrong)
+    }
+
+    /// The section that a component, or a key of `service`, belongs in.
+    fn section_of(&self, key: &str) -> Option<&'static str> {
+        let components = ["sources", "processors", "exporters", "extensions"];
+        components.into_iter().find(|section| self.is_type(section, key)).or_else(|| {
+            let service = ComponentSchema::of(<Service as JsonSchema>::json_schema);
+            service.has_key(key).then_some("service")
+        })
     }
 
     /// Whether the type of `id` is compiled in for `section`.

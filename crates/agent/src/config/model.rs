@@ -45,8 +45,9 @@ pub struct Service {
     pub extensions: Vec<String>,
     /// How long draining may take at shutdown.
     pub shutdown_timeout: ConfigDuration,
-    /// Static resource attributes (cluster, environment); `OTEL_RESOURCE_ATTRIBUTES` adds to them.
-    pub resource: BTreeMap<String, AttributeValue>,
+    /// Static resource attributes (cluster, environment); `OTEL_RESOURCE_ATTRIBUTES` adds to them,
+    /// `null` takes one away.
+    pub resource: BTreeMap<String, Option<AttributeValue>>,
     /// Resident memory beyond which the agent sheds rows, with a count, instead of growing.
     pub memory_limit: Option<ConfigSize>,
     /// CPUs that the agent may use itself (`0.02` or `2%` of one CPU); beyond it, windows widen.

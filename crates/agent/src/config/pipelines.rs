@@ -34,10 +34,21 @@ pub(super) struct Defined {
 }
 
 /// Reports undefined references, empty pipelines, repeated ids, and (as warnings) what is unused.
-pub(super) fn check_references(loader: &mut Loader<'_>, service: &Service, defined: &Defined) {
+/// What `wrong` has of `service` is reported already, and may be just what is missing here.
+pub(super) fn check_references(
+    loader: &mut Loader<'_>,
+    service: &Service,
+    wrong: &[Vec<String>],
+    defined: &Defined,
+) {
+    let is_whole =
+        |path: &[String]| !wrong.iter().any(|w| w.starts_with(path) || path.starts_with(w));
     let mut used: [BTreeSet<&str>; 4] = Default::default();
     let root = |section: &str| vec!["service".to_owned(), section.to_owned()];
-    if service.pipelines.is_empty() {
+    if service.pipelines.is_empty() && is_whole(&root("pipelines")) {
+        if loader.misplaced.contains(&("service".to_owned(), "pipelines".to_owned())) {
+            return;
+        }
         return loader.error(
             &root("pipelines"),
             "there is no pipeline: write `service: { pipelines: { NAME: { sources: [...], exporters: [...] } } }`",
@@ -51,7 +62,7 @@ pub(super) fn check_references(loader: &mut Loader<'_>, service: &Service, defin
             ("exporters", &pipeline.exporters, &defined.exporters, true),
         ];
         for (kind, (section, ids, known, needed)) in lists.into_iter().enumerate() {
-            if needed && ids.is_empty() {
+            if needed && ids.is_empty() && is_whole(&at(section)[..3]) {
                 let what = section.trim_end_matches('s');
                 loader.error(&at(section), format!("pipeline `{name}` has no {what}"));
             }
@@ -61,6 +72,9 @@ pub(super) fn check_references(loader: &mut Loader<'_>, service: &Service, defin
     }
     references(loader, &root("extensions"), "extensions", &service.extensions, &defined.extensions);
     used[3].extend(service.extensions.iter().map(String::as_str));
+    if !is_whole(&root("pipelines")) || !is_whole(&root("extensions")) {
+        return;
+    }
     let sections = [
         ("sources", &defined.sources),
         ("processors", &defined.processors),
@@ -113,43 +127,53 @@ fn references(
     }
 }
 
-/// Reports components that get a kind of batch they cannot take.
+/// Reports components that get a kind of batch they cannot take. A broken component still has the
+/// kinds of its type; from one of no known type on, the next one's are taken as given.
 pub(super) fn check_kinds(
     loader: &mut Loader<'_>,
     service: &Service,
-    sources: &Components<dyn Source>,
-    processors: &Components<dyn Processor>,
     exporters: &Components<dyn Exporter>,
 ) {
+    let registry = loader.registry;
     for (name, pipeline) in &service.pipelines {
-        let from: Option<Vec<_>> = pipeline
+        let from = pipeline
             .sources
             .iter()
-            .map(|id| Some((id.as_str(), sources.get(id)?.entry.emits?)))
-            .collect();
-        let steps: Option<Vec<Step<'_>>> = pipeline
-            .processors
-            .iter()
-            .map(|id| {
-                let entry = &processors.get(id)?.entry;
-                Some(Step {
-                    id,
-                    takes: *entry.takes.first()?,
-                    emits: entry.emits?,
-                    passes: entry.passes,
-                    needs_slices: entry.needs_slices,
-                    merges_rows: entry.merges_rows,
-                })
+            .filter_map(|id| Some((id.as_str(), registry.source(kind_of(id))?.emits?)));
+        let step = |id| {
+            let entry = registry.processor(kind_of(id))?;
+            Some(Step {
+                id,
+                takes: *entry.takes.first()?,
+                emits: entry.emits?,
+                passes: entry.passes,
+                needs_slices: entry.needs_slices,
+                merges_rows: entry.merges_rows,
             })
-            .collect();
-        let to: Option<Vec<_>> = pipeline
+        };
+        let to: Vec<_> = pipeline
             .exporters
             .iter()
-            .map(|id| Some((id.as_str(), exporters.get(id)?.factory.takes())))
+            .filter_map(|id| Some((id.as_str(), exporters.get(id)?.factory.takes())))
             .collect();
-        // Something undefined or broken: that is already reported, and what flows is not known.
-        let (Some(from), Some(steps), Some(to)) = (from, steps, to) else { continue };
-        for misfit in chain::check(&from, &steps, &to) {
+        let mut from: Vec<_> = from.collect();
+        let mut steps: Vec<Step<'_>> = Vec::new();
+        let mut misfits = Vec::new();
+        for id in &pipeline.processors {
+            match step(id.as_str()) {
+                Some(step) if from.is_empty() && steps.is_empty() => {
+                    from.push((step.id, step.emits))
+                }
+                Some(step) => steps.push(step),
+                None => {
+                    misfits.extend(chain::check(&from, &steps, &[]));
+                    from.clear();
+                    steps.clear();
+                }
+            }
+        }
+        misfits.extend(chain::check(&from, &steps, &to));
+        for misfit in misfits {
             let find = |list: &str, ids: &[String]| {
                 let i = ids.iter().position(|id| *id == misfit.id)?;
                 Some(place(name, list, Some(i)))
@@ -160,6 +184,11 @@ pub(super) fn check_kinds(
             loader.error(&path, misfit.message);
         }
     }
+}
+
+/// The type in an id.
+fn kind_of(id: &str) -> &str {
+    id.split('/').next().unwrap_or(id)
 }
 
 /// Warns of what runs, but comes to something else than is meant.

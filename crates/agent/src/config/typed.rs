@@ -6,12 +6,13 @@ use schemars::{Schema, SchemaGenerator};
 use serde_json::Value as Json;
 use wattpipe_pipeline::registry::ConfigProblem;
 
-/// Parses `value` with `parse`. On failure, the problems, sorted by the caller.
+/// Parses `value` with `parse`. Beside the problems, sorted by the caller, stands what could be
+/// read without the parts that have them.
 pub fn parse_all<T>(
     value: &Value,
     schema: fn(&mut SchemaGenerator) -> Schema,
     parse: impl Fn(&Value) -> Result<T, Vec<ConfigProblem>>,
-) -> Result<T, Vec<ConfigProblem>> {
+) -> (Option<T>, Vec<ConfigProblem>) {
     let mut problems = Vec::new();
     let mut rest = value.clone();
     let schema = ComponentSchema::of(schema);
@@ -19,8 +20,7 @@ pub fn parse_all<T>(
     // Serde stops at its first error: take that part out and look on.
     for _ in 0..64 {
         match parse(&rest) {
-            Ok(parsed) if problems.is_empty() => return Ok(parsed),
-            Ok(_) => break,
+            Ok(parsed) => return (Some(parsed), problems),
             Err(found) => {
                 let mut removed = false;
                 for mut problem in found {
@@ -38,7 +38,7 @@ pub fn parse_all<T>(
             }
         }
     }
-    Err(problems)
+    (None, problems)
 }
 
 /// Takes the deepest part of `path` that exists out of `value`.
@@ -75,6 +75,11 @@ impl ComponentSchema {
         let root = schema(&mut generator).to_value();
         let definitions = Json::Object(generator.take_definitions(true));
         Self { root, definitions }
+    }
+
+    /// Whether `key` is one of the component's own.
+    pub fn has_key(&self, key: &str) -> bool {
+        self.object(&self.root).and_then(|object| object.get("properties")?.get(key)).is_some()
     }
 
     /// Takes unknown keys out of `value` and reports them.

@@ -27,17 +27,16 @@ pub(super) fn meters(roots: &HostRoots) -> (Vec<Finding>, String) {
         })
         .collect();
     for problem in meters.problems() {
-        findings.push(match problem.kind {
-            ProblemKind::Doubtful => {
-                Finding::note("meter", problem.what.clone(), problem.consequence.clone())
-            }
-            _ => Finding::missing(
-                "meter",
-                problem.what.clone(),
-                problem.consequence.clone(),
-                problem.remedy.clone(),
-            ),
-        });
+        let finding = match problem.kind {
+            ProblemKind::Doubtful => Finding::note,
+            _ => Finding::missing,
+        };
+        findings.push(finding(
+            "meter",
+            problem.what.clone(),
+            problem.consequence.clone(),
+            problem.remedy.clone(),
+        ));
     }
     if meters.is_empty() {
         if findings.is_empty() {
@@ -54,6 +53,7 @@ pub(super) fn meters(roots: &HostRoots) -> (Vec<Finding>, String) {
                 "meter",
                 "this is a virtual machine",
                 "the estimate is a share of a machine that it cannot see",
+                "measure on the host, or give the watts per CPU in power_model::estimate",
             ));
             energy.push_str(": a share of a machine that this virtual one cannot see");
         }
@@ -85,6 +85,7 @@ pub(super) fn pid_namespace(roots: &HostRoots) -> Finding {
             "pid namespace",
             format!("not told by {}", roots.procfs.display()),
             "it is taken for the initial one",
+            "set host::procfs to where the host's /proc is mounted",
         ),
         PidNamespace::Other => Finding::missing(
             "pid namespace",
@@ -117,6 +118,7 @@ pub(super) fn runtimes(roots: &HostRoots) -> Vec<Finding> {
             "containers",
             "no runtime's socket",
             "containers, where there are any, have their ids alone",
+            "mount the runtime's socket, or name it in attribution::containers",
         )];
     }
     findings
@@ -129,7 +131,8 @@ pub(super) fn statistics(roots: &HostRoots) -> Finding {
         _ => Finding::note(
             "bpf_stats",
             "off",
-            "wattpipe_probe_run_seconds_total is absent; `sysctl kernel.bpf_stats_enabled=1` costs about 20 ns a switch",
+            "wattpipe_probe_run_seconds_total is absent",
+            "`sysctl kernel.bpf_stats_enabled=1`, which costs about 20 ns a switch",
         ),
     }
 }

@@ -55,12 +55,9 @@ impl Finding {
         area: &'static str,
         found: impl Into<String>,
         consequence: impl Into<String>,
+        remedy: impl Into<String>,
     ) -> Self {
-        Self {
-            status: Status::Note,
-            consequence: Some(consequence.into()),
-            ..Self::ok(area, found)
-        }
+        Self { status: Status::Note, ..Self::missing(area, found, consequence, remedy) }
     }
 
     pub(crate) fn missing(

@@ -36,7 +36,12 @@ pub(super) fn needs(roots: &HostRoots) -> Vec<Finding> {
 pub(super) async fn attach(registry: &Registry, roots: &HostRoots) -> Finding {
     let settings = Value::from(Dict::new());
     let Some(factory) = registry.source("ebpf").and_then(|e| (e.parse)(&settings).ok()) else {
-        return Finding::note(AREA, "not compiled in", "the procfs source is used");
+        return Finding::note(
+            AREA,
+            "not compiled in",
+            "the procfs source is used",
+            "build with `ebpf`",
+        );
     };
     let context =
         BuildContext { id: "doctor".to_owned(), host: roots.clone(), ..BuildContext::default() };

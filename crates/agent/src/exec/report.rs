@@ -140,12 +140,16 @@ impl Report {
 /// Where a report goes as JSON.
 pub(super) struct JsonFile {
     path: PathBuf,
-    file: File,
+    file: Box<dyn io::Write>,
 }
 
 impl JsonFile {
     pub(super) fn create(path: &Path) -> Result<Self, String> {
-        let file = File::create(path).map_err(|e| Self::failed(path, &e))?;
+        let file: Box<dyn io::Write> = if path == Path::new("-") {
+            Box::new(io::stdout())
+        } else {
+            Box::new(File::create(path).map_err(|e| Self::failed(path, &e))?)
+        };
         Ok(Self { path: path.to_owned(), file })
     }
 

@@ -7,13 +7,15 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use super::runtimes::{eventually, remove_cgroups, root_fs, run};
+use super::runtimes::{branches, eventually, remove_cgroups, remove_tree, root_fs, run};
 
 /// Both daemons, with storage and sockets of their own.
 pub(crate) struct Docker {
     dir: tempfile::TempDir,
     daemons: Vec<Child>,
     parent: String,
+    /// Branches of Docker's own name that were not there before it.
+    new: Vec<PathBuf>,
 }
 
 impl Docker {
@@ -21,7 +23,8 @@ impl Docker {
         let dir = tempfile::tempdir().expect("a temporary folder");
         unpack(&["containerd", "docker.io"], dir.path());
         let parent = format!("wattpipe-test-docker-{}", std::process::id());
-        let mut docker = Self { dir, daemons: Vec::new(), parent };
+        let new = branches("docker").into_iter().filter(|b| !b.exists()).collect();
+        let mut docker = Self { dir, daemons: Vec::new(), parent, new };
         let log = |name: &str| fs::File::create(docker.path(name)).expect("a log file");
 
         let mut containerd = docker.program("bin/containerd");
@@ -105,6 +108,7 @@ impl Drop for Docker {
         // Docker mounts a network namespace there.
         let _ = Command::new("umount").arg(self.path("exec/netns/default")).output();
         remove_cgroups(&self.parent);
+        self.new.iter().for_each(|branch| remove_tree(branch));
     }
 }
 

@@ -210,14 +210,18 @@ impl Drop for Ends {
 
 /// Removes a branch of ours from all hierarchies.
 pub(crate) fn remove_cgroups(parent: &str) {
-    let root = Path::new("/sys/fs/cgroup");
-    let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|e| e.path());
-    for branch in hierarchies.chain([root.to_owned()]).map(|h| h.join(parent)) {
-        remove_tree(&branch);
-    }
+    branches(parent).iter().for_each(|branch| remove_tree(branch));
 }
 
-fn remove_tree(directory: &Path) {
+/// Where a branch of this name is, or would be, in all hierarchies.
+pub(crate) fn branches(name: &str) -> Vec<PathBuf> {
+    let root = Path::new("/sys/fs/cgroup");
+    let hierarchies = fs::read_dir(root).into_iter().flatten().flatten().map(|e| e.path());
+    hierarchies.chain([root.to_owned()]).map(|h| h.join(name)).collect()
+}
+
+/// Removes a cgroup and those below it; one that still has processes stays.
+pub(crate) fn remove_tree(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|t| t.is_dir()) {
             remove_tree(&entry.path());

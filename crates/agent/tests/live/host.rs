@@ -19,9 +19,10 @@ pub fn schedstat(pid: u32) -> u64 {
     schedstat_field(pid, 0).iter().sum()
 }
 
-/// Time that the thread which waited longest could have run and waited for a CPU.
+/// Time that its threads could have run and waited for a CPU: they hand on to one another what they do,
+/// so that each one's wait counts.
 pub fn waited(pid: u32) -> u64 {
-    schedstat_field(pid, 1).into_iter().max().unwrap_or(0)
+    schedstat_field(pid, 1).iter().sum()
 }
 
 fn schedstat_field(pid: u32, field: usize) -> Vec<u64> {

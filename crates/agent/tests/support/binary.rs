@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::{Arc, Mutex},
+    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -56,6 +57,7 @@ pub struct Running {
     child: Child,
     log: Arc<Mutex<String>>,
     pub lines: Arc<Mutex<Vec<String>>>,
+    readers: Vec<JoinHandle<()>>,
 }
 
 impl Running {
@@ -64,19 +66,19 @@ impl Running {
         let (log, lines) = (Arc::new(Mutex::new(String::new())), Arc::new(Mutex::new(vec![])));
         let (stderr, stdout) = (child.stderr.take().unwrap(), child.stdout.take().unwrap());
         let (to_log, to_lines) = (log.clone(), lines.clone());
-        std::thread::spawn(move || {
+        let read_log = std::thread::spawn(move || {
             for line in BufReader::new(stderr).lines().map_while(Result::ok) {
                 let mut log = to_log.lock().unwrap();
                 log.push_str(&line);
                 log.push('\n');
             }
         });
-        std::thread::spawn(move || {
+        let read_lines = std::thread::spawn(move || {
             for line in BufReader::new(stdout).lines().map_while(Result::ok) {
                 to_lines.lock().unwrap().push(line);
             }
         });
-        Self { child, log, lines }
+        Self { child, log, lines, readers: vec![read_log, read_lines] }
     }
 
     pub fn with_config(config: &ConfigFile) -> Self {
@@ -120,7 +122,9 @@ impl Running {
         let begin = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                std::thread::sleep(Duration::from_millis(50));
+                for reader in self.readers.drain(..) {
+                    reader.join().unwrap();
+                }
                 return (status.code(), self.log());
             }
             assert!(begin.elapsed() < Duration::from_secs(60), "does not end:\n{}", self.log());
@@ -137,7 +141,7 @@ impl Drop for Running {
 }
 
 /// One HTTP request: status and body.
-pub fn get(address: &str, path: &str) -> Option<(u16, String)> {
+fn get(address: &str, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").ok()?;
     let mut text = String::new();
@@ -146,7 +150,38 @@ pub fn get(address: &str, path: &str) -> Option<(u16, String)> {
     Some((status, text.split_once("\r\n\r\n")?.1.to_owned()))
 }
 
-/// A loopback address that nobody listens on now.
-pub fn free_address() -> String {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string()
+/// A loopback address that nobody listens on, and that nobody else is given as long as this lives: its
+/// socket is bound and does not listen. The agent may listen there.
+pub struct FreeAddress {
+    _socket: tokio::net::TcpSocket,
+    address: std::net::SocketAddr,
+}
+
+impl FreeAddress {
+    pub fn new() -> Self {
+        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        socket.set_reuseaddr(true).unwrap();
+        socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+        Self { address: socket.local_addr().unwrap(), _socket: socket }
+    }
+
+    /// One request, as soon as somebody listens there.
+    #[track_caller]
+    pub fn get(&self, agent: &Running, path: &str) -> (u16, String) {
+        let address = self.to_string();
+        agent.wait_until("listener", |_| TcpStream::connect(&address).is_ok());
+        get(&address, path).unwrap()
+    }
+}
+
+impl std::fmt::Display for FreeAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.address.fmt(f)
+    }
+}
+
+/// Nanoseconds since 1970 by the wall clock.
+pub fn unix_now() -> u64 {
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap();
+    u64::try_from(now.as_nanos()).unwrap()
 }

@@ -13,12 +13,16 @@ use std::{
 };
 
 use serde_json::Value;
+use tokio::net::TcpSocket;
 
 /// Points by the path that they were sent to.
 type Inbox = Arc<Mutex<BTreeMap<String, Vec<String>>>>;
 
 pub(crate) struct Receiver {
     address: SocketAddr,
+    /// Bound there and not listening: while the receiver is away nobody else is given its port, and
+    /// no sender connects to itself.
+    _held: TcpSocket,
     takes: Duration,
     inbox: Inbox,
     gone: Arc<AtomicBool>,
@@ -28,8 +32,12 @@ pub(crate) struct Receiver {
 impl Receiver {
     /// One that takes so long for each request.
     pub(crate) fn start(takes: Duration) -> Self {
+        let held = TcpSocket::new_v4().unwrap();
+        held.set_reuseaddr(true).unwrap();
+        held.bind(([127, 0, 0, 1], 0).into()).unwrap();
         let mut receiver = Self {
-            address: ([127, 0, 0, 1], 0).into(),
+            address: held.local_addr().unwrap(),
+            _held: held,
             takes,
             inbox: Inbox::default(),
             gone: Arc::default(),
@@ -61,7 +69,6 @@ impl Receiver {
     /// Listens at the same address again.
     pub(crate) fn come_back(&mut self) {
         let listener = TcpListener::bind(self.address).unwrap();
-        self.address = listener.local_addr().unwrap();
         listener.set_nonblocking(true).unwrap();
         self.gone = Arc::default();
         let (gone, inbox, takes) = (self.gone.clone(), self.inbox.clone(), self.takes);

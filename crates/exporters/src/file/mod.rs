@@ -29,7 +29,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::task::JoinHandle;
+use tokio::{sync::Notify, task::JoinHandle};
 use wattpipe_pipeline::{
     BuildContext, ExportError, Exporter, ExporterComponent, Stability, async_trait,
     batch::{Batch, BatchKind},
@@ -46,6 +46,8 @@ pub struct FileExporter {
     config: FileConfig,
     encoder: Encoder,
     sink: Arc<Mutex<Sink>>,
+    /// Something waits to be written that no window has written with it.
+    left: Arc<Notify>,
     flusher: Option<JoinHandle<()>>,
 }
 
@@ -67,7 +69,8 @@ impl ExporterComponent for FileExporter {
         let encoder = Encoder::new(&config, context);
         let (id, counters) = (context.id.clone(), Counters::new(context));
         let sink = Sink::new(config.clone(), id, counters, encoder.header());
-        Ok(Self { config, encoder, sink: Arc::new(Mutex::new(sink)), flusher: None })
+        let sink = Arc::new(Mutex::new(sink));
+        Ok(Self { config, encoder, sink, left: Arc::default(), flusher: None })
     }
 }
 
@@ -79,13 +82,19 @@ fn lock(sink: &Mutex<Sink>) -> MutexGuard<'_, Sink> {
 impl Exporter for FileExporter {
     async fn start(&mut self) -> Result<(), ExportError> {
         lock(&self.sink).open().map_err(|e| ExportError::Fatal(e.to_string()))?;
-        let (sink, interval) = (self.sink.clone(), self.config.flush_interval.0);
+        let (sink, left) = (self.sink.clone(), self.left.clone());
+        let interval = self.config.flush_interval.0;
         self.flusher = Some(tokio::spawn(async move {
             loop {
-                tokio::time::sleep(interval).await;
-                let sink = sink.clone();
-                // A stalled disk holds a blocking thread, not the runtime.
-                let _ = tokio::task::spawn_blocking(move || lock(&sink).flush_if_due()).await;
+                left.notified().await;
+                let mut waits = true;
+                while waits {
+                    tokio::time::sleep(interval).await;
+                    let sink = sink.clone();
+                    let flush = move || lock(&sink).flush_if_due();
+                    // A stalled disk holds a blocking thread, not the runtime.
+                    waits = tokio::task::spawn_blocking(flush).await.unwrap_or(false);
+                }
             }
         }));
         Ok(())
@@ -96,7 +105,9 @@ impl Exporter for FileExporter {
         let points = self.encoder.encode(&batch, &mut bytes)?;
         let mut sink = lock(&self.sink);
         sink.push(bytes, points);
-        sink.flush_if_due();
+        if sink.flush_if_due() {
+            self.left.notify_one();
+        }
         Ok(())
     }
 

@@ -138,13 +138,14 @@ impl Sink {
         }
     }
 
-    /// Writes what waits, if the interval is over.
-    pub(super) fn flush_if_due(&mut self) {
+    /// Writes what waits, if the interval is over. Whether something waits then.
+    pub(super) fn flush_if_due(&mut self) -> bool {
         // Half a tick early, so that a flush per window does not slip to every second window.
         let due = self.config.flush_interval.0.mul_f32(0.5);
         if !self.pending.is_empty() && self.last_flush.elapsed() >= due {
             self.flush();
         }
+        !self.pending.is_empty()
     }
 
     /// Writes what waits. A failure is reported once, until writing works again.
@@ -227,10 +228,12 @@ impl Sink {
 
     /// Opens the file where it is not, or not the one at `path` any more.
     fn ensure_open(&mut self) -> io::Result<()> {
-        if let Some(opened) = &self.opened
+        if let Some(opened) = &mut self.opened
             && opened.regular
         {
             let here = opened.file.metadata()?;
+            // Somebody may have emptied it (logrotate's `copytruncate`).
+            opened.size = here.len();
             let same = match fs::metadata(&self.config.path) {
                 Ok(there) => (there.dev(), there.ino()) == (here.dev(), here.ino()),
                 Err(e) if e.kind() == io::ErrorKind::NotFound => false,
@@ -250,9 +253,9 @@ impl Sink {
 
 fn open_file(path: &Path) -> io::Result<Opened> {
     let file = OpenOptions::new().read(true).append(true).create(true).open(path).or_else(|e| {
-        // A pipe or device may be writable only.
+        // A pipe or device may be writable only. Where nothing is there, it was not that.
         if e.kind() == io::ErrorKind::PermissionDenied {
-            OpenOptions::new().append(true).open(path)
+            OpenOptions::new().append(true).open(path).map_err(|_| e)
         } else {
             Err(e)
         }

@@ -103,6 +103,51 @@ async fn a_file_that_is_taken_away_is_begun_again() {
 }
 
 #[tokio::test]
+async fn what_waits_is_written_without_another_window() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("out.jsonl");
+    let interval = ConfigDuration::from_millis(20);
+    let (mut exporter, _) = build(FileConfig { flush_interval: interval, ..config(&path) });
+    exporter.start().await.unwrap();
+    // The first is written at once or not; of two right after one another, one waits.
+    for w in 0..2 {
+        exporter.export(Usage::window(w, w + 1).process(7, "a", 0, 1).batch()).await.unwrap();
+    }
+    while fs::read_to_string(&path).unwrap().lines().count() < 4 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    // A disk that takes nothing is tried again, too.
+    let aside = dir.path().join("aside");
+    fs::rename(&path, &aside).unwrap();
+    fs::create_dir(&path).unwrap();
+    exporter.export(Usage::window(2, 3).process(7, "a", 0, 1).batch()).await.unwrap();
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    fs::remove_dir(&path).unwrap();
+    while fs::read_to_string(&path).unwrap_or_default().lines().count() < 2 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    exporter.shutdown(Duration::from_secs(1)).await.unwrap();
+    check_lines(&aside, 4);
+    check_lines(&path, 2);
+}
+
+#[tokio::test]
+async fn a_file_that_was_emptied_has_its_header_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("out.csv");
+    let (mut exporter, _) = build(FileConfig { format: Format::Csv, ..config(&path) });
+    exporter.start().await.unwrap();
+    for w in 0..2 {
+        exporter.export(Usage::window(w, w + 1).process(7, "a", 0, 1).batch()).await.unwrap();
+        lock(&exporter.sink).flush();
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.starts_with("start,end"), "{text}");
+        fs::OpenOptions::new().write(true).truncate(true).open(&path).unwrap();
+    }
+    exporter.shutdown(Duration::from_secs(1)).await.unwrap();
+}
+
+#[tokio::test]
 async fn rotation_keeps_whole_files() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("out.jsonl");

@@ -61,7 +61,7 @@ impl<P: Protocol> ExporterComponent for OtlpExporter<P> {
 impl<P: Protocol> Exporter for OtlpExporter<P> {
     async fn start(&mut self) -> Result<(), ExportError> {
         let transport = self.config.transport().map_err(ExportError::Fatal)?;
-        let queue = Queue::start(self.options.clone(), transport, self.counters.clone());
+        let queue = Queue::start(self.options.clone(), transport, self.counters.clone()).await;
         self.queue = Some(queue.map_err(|e| ExportError::Fatal(e.to_string()))?);
         Ok(())
     }

@@ -1,14 +1,16 @@
 //! `otlp_http`: one POST per attempt, protobuf or JSON.
 
-use std::{io::Write, sync::Arc};
+use std::{
+    io::{Read, Write},
+    sync::Arc,
+};
 
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Uri, header};
-use http_body_util::{BodyExt, Full, Limited};
+use http_body_util::{BodyExt, Full};
 use hyper_util::{client::legacy::Client, rt::TokioExecutor};
-use opentelemetry_proto::tonic::collector::metrics::v1::{
-    ExportMetricsServiceRequest, ExportMetricsServiceResponse,
-};
+use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceRequest;
 use prost::Message;
 use wattpipe_pipeline::{ConfigProblem, async_trait};
 
@@ -53,6 +55,16 @@ pub(super) fn target(config: &OtlpHttpConfig) -> Result<Uri, ConfigProblem> {
     Ok(uri)
 }
 
+/// `user:password@` of a URL as the header that carries it; a header of the configuration wins.
+fn credentials(uri: &Uri) -> Option<HeaderValue> {
+    let (user, _) = uri.authority()?.as_str().rsplit_once('@')?;
+    let mut value =
+        HeaderValue::try_from(format!("Basic {}", BASE64.encode(env::percent_decoded(user))))
+            .ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}
+
 struct HttpTransport {
     client: Client<Connector, Full<Bytes>>,
     uri: Uri,
@@ -84,7 +96,9 @@ impl HttpTransport {
         if let Some(coding) = coding {
             headers.insert(header::CONTENT_ENCODING, HeaderValue::from_static(coding));
         }
+        headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
         headers.insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
+        headers.extend(credentials(&uri).map(|value| (header::AUTHORIZATION, value)));
         headers.extend(config.shared().headers()?);
         Ok(Self {
             client: Client::builder(TokioExecutor::new()).build(connector),
@@ -144,29 +158,42 @@ impl Transport for HttpTransport {
             Err(e) => return failed(&e),
         };
         let (head, body) = response.into_parts();
-        let body = match Limited::new(body, MAX_ANSWER).collect().await {
-            Ok(body) => body.to_bytes(),
-            // The status alone says what became of the request.
-            Err(_) => Bytes::new(),
-        };
-        if head.status.is_success() {
-            let json = head
-                .headers
-                .get(header::CONTENT_TYPE)
-                .is_some_and(|v| v.as_bytes().starts_with(b"application/json"));
-            return if json {
-                status::delivered_json(&body)
-            } else {
-                status::delivered(ExportMetricsServiceResponse::decode(body).unwrap_or_default())
-            };
+        let body = answer(&head.headers, body).await;
+        if !head.status.is_success() {
+            return status::of_http(head.status, &head.headers, &body);
         }
-        let after = head.headers.get(header::RETRY_AFTER).and_then(|v| v.to_str().ok());
-        status::of_http(head.status, after, &body)
+        let kind = head.headers.get(header::CONTENT_TYPE).map_or(&b""[..], |v| v.as_bytes());
+        if kind.starts_with(b"application/json") {
+            status::delivered_json(&body)
+        } else if kind.starts_with(b"text/html") && !body.is_empty() {
+            let message = "it answers with a web page: `endpoint` may be no OTLP receiver".into();
+            Outcome::Delivered { rejected: 0, message }
+        } else {
+            status::delivered(status::answer(&body))
+        }
     }
 
     fn split(&self, request: &Request) -> Option<[Request; 2]> {
         requests::split(request)
     }
+}
+
+/// The body of an answer, as far as it is read and can be read: the status alone says what became
+/// of the request.
+async fn answer<B: BodyExt<Data = Bytes> + Unpin>(headers: &HeaderMap, mut body: B) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while bytes.len() < MAX_ANSWER
+        && let Some(Ok(frame)) = body.frame().await
+    {
+        bytes.extend_from_slice(frame.data_ref().map_or(&[], |data| data));
+    }
+    // Not asked for, but some proxies do it.
+    if headers.get(header::CONTENT_ENCODING).is_some_and(|v| v == "gzip") {
+        let packed = std::mem::take(&mut bytes);
+        let plain = flate2::read::MultiGzDecoder::new(&packed[..]);
+        let _ = plain.take(MAX_ANSWER as u64).read_to_end(&mut bytes);
+    }
+    bytes
 }
 
 #[cfg(test)]
@@ -191,6 +218,20 @@ mod tests {
         check("http://a", Some("http://b:9090/api/v1/otlp"), Some("http://b:9090/api/v1/otlp"));
         check("a:4318", None, None);
         check("", None, None);
+    }
+
+    #[track_caller]
+    fn check_credentials(uri: &'static str, expected: Option<&str>) {
+        let value = credentials(&Uri::from_static(uri));
+        assert_eq!(value.as_ref().map(|v| v.to_str().unwrap()), expected);
+        assert!(value.is_none_or(|v| v.is_sensitive()));
+    }
+
+    #[test]
+    fn credentials_in_a_url_are_sent() {
+        check_credentials("http://a:4318", None);
+        check_credentials("http://user:pass@a:4318", Some("Basic dXNlcjpwYXNz"));
+        check_credentials("http://user:p%40ss@a:4318", Some("Basic dXNlcjpwQHNz"));
     }
 
     #[track_caller]

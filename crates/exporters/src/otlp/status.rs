@@ -3,7 +3,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use opentelemetry_proto::tonic::collector::metrics::v1::ExportMetricsServiceResponse;
+use http::{HeaderMap, HeaderName, header};
+use opentelemetry_proto::tonic::collector::metrics::v1::{
+    ExportMetricsPartialSuccess, ExportMetricsServiceResponse,
+};
 use prost::Message;
 use tonic::{Code, Status};
 
@@ -46,6 +49,30 @@ pub(super) struct ProtoDuration {
     pub(super) seconds: i64,
     #[prost(int32, tag = "2")]
     pub(super) nanos: i32,
+}
+
+/// A receiver's answer. What cannot be read is an answer all the same, the request has arrived; but
+/// where only its words are at fault (cut short, or no UTF-8), the rejected points still count.
+pub(super) fn answer(body: &[u8]) -> ExportMetricsServiceResponse {
+    ExportMetricsServiceResponse::decode(body)
+        .unwrap_or_else(|_| ExportMetricsServiceResponse { partial_success: salvage(body) })
+}
+
+/// `partial_success` (field 1), of which `rejected_data_points` (1) comes before `error_message` (2).
+fn salvage(body: &[u8]) -> Option<ExportMetricsPartialSuccess> {
+    let (_, partial) = varint(body.strip_prefix(&[0x0a])?)?;
+    let (rejected, rest) = varint(partial.strip_prefix(&[0x08])?)?;
+    let said = rest.strip_prefix(&[0x12]).and_then(varint);
+    let said = said.map(|(length, text)| text.get(..length as usize).unwrap_or(text));
+    Some(ExportMetricsPartialSuccess {
+        rejected_data_points: rejected as i64,
+        error_message: String::from_utf8_lossy(said.unwrap_or_default()).into_owned(),
+    })
+}
+
+fn varint(mut bytes: &[u8]) -> Option<(u64, &[u8])> {
+    let value = prost::encoding::decode_varint(&mut bytes).ok()?;
+    Some((value, bytes))
 }
 
 /// A delivered request, perhaps in part.
@@ -93,20 +120,28 @@ pub(super) fn of_grpc(status: &Status) -> Outcome {
 }
 
 /// An answer over HTTP that is no success.
-pub(super) fn of_http(status: http::StatusCode, retry_after: Option<&str>, body: &[u8]) -> Outcome {
+pub(super) fn of_http(status: http::StatusCode, headers: &HeaderMap, body: &[u8]) -> Outcome {
+    let header = |name: HeaderName| headers.get(name).and_then(|v| v.to_str().ok());
     let json = serde_json::from_slice::<serde_json::Value>(body).unwrap_or_default();
     let said = match json["message"].as_str() {
         Some(message) => message.to_owned(),
         None => RpcStatus::decode(body).map(|s| s.message).unwrap_or_default(),
     };
-    let reason = if said.is_empty() {
-        format!("the receiver answers {status}")
-    } else {
-        format!("the receiver answers {status}: {said}")
-    };
+    let mut reason = format!("the receiver answers {status}");
+    if !said.is_empty() {
+        reason = format!("{reason}: {said}");
+    }
+    if let Some(to) = header(header::LOCATION).filter(|_| status.is_redirection()) {
+        reason = format!("{reason}; set `endpoint` to where it redirects to: `{to}`");
+    }
+    match status.as_u16() {
+        401 | 403 => reason.push_str("; check the credentials in `headers`"),
+        404 | 405 => reason.push_str("; check the path of `endpoint`"),
+        _ => {}
+    }
     match status.as_u16() {
         429 | 502 | 503 | 504 => Outcome::Retry {
-            after: retry_after.and_then(|v| wait_of(v, SystemTime::now())),
+            after: header(header::RETRY_AFTER).and_then(|v| wait_of(v, SystemTime::now())),
             reason,
         },
         413 => Outcome::TooLarge { reason },
@@ -224,10 +259,57 @@ mod tests {
     }
 
     #[test]
+    fn rejected_points_count_whatever_the_words() {
+        #[track_caller]
+        fn check(body: &[u8], rejected: i64, message: &str) {
+            let partial = answer(body).partial_success.unwrap_or_default();
+            assert_eq!(
+                (partial.rejected_data_points, &*partial.error_message),
+                (rejected, message)
+            );
+        }
+        let whole = ExportMetricsServiceResponse {
+            partial_success: Some(ExportMetricsPartialSuccess {
+                rejected_data_points: 300,
+                error_message: "too old".into(),
+            }),
+        }
+        .encode_to_vec();
+        check(&whole, 300, "too old");
+        check(&whole[..whole.len() - 4], 300, "too");
+        check(&whole[..5], 300, "");
+        check(b"\x0a\x06\x08\x05\x12\x02\xffa", 5, "\u{fffd}a");
+        check(b"", 0, "");
+        check(b"<html>", 0, "");
+        check(b"\nOK", 0, "");
+        check(&[0xff; 100], 0, "");
+    }
+
+    #[test]
+    fn a_refusal_says_what_to_do() {
+        let mut headers = HeaderMap::new();
+        headers.insert(header::LOCATION, "https://b/v1/metrics".parse().unwrap());
+        let refused = |code: u16| {
+            let code = http::StatusCode::from_u16(code).unwrap();
+            match of_http(code, &headers, b"") {
+                Outcome::Refused { reason } => reason,
+                other => panic!("{other:?}"),
+            }
+        };
+        assert!(refused(301).ends_with("where it redirects to: `https://b/v1/metrics`"));
+        assert!(refused(401).ends_with("check the credentials in `headers`"));
+        assert!(refused(404).ends_with("check the path of `endpoint`"));
+    }
+
+    #[test]
     fn http_codes_and_retry_after() {
         #[track_caller]
         fn check(code: u16, header: Option<&str>, expected: Option<Option<u64>>) {
-            let got = match of_http(http::StatusCode::from_u16(code).unwrap(), header, b"") {
+            let mut headers = HeaderMap::new();
+            if let Some(header) = header {
+                headers.insert(header::RETRY_AFTER, header.parse().unwrap());
+            }
+            let got = match of_http(http::StatusCode::from_u16(code).unwrap(), &headers, b"") {
                 Outcome::Retry { after, .. } => Some(after.map(|a| a.as_secs())),
                 _ => None,
             };

@@ -133,9 +133,11 @@ async fn all_attributes_become_labels_where_asked_for() {
 
 #[tokio::test]
 async fn scrapes_over_http() {
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let endpoint = listener.local_addr().unwrap().to_string();
-    drop(listener);
+    // Bound and not listening: nobody else is given the port meanwhile.
+    let held = tokio::net::TcpSocket::new_v4().unwrap();
+    held.set_reuseaddr(true).unwrap();
+    held.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let endpoint = held.local_addr().unwrap().to_string();
     let mut exporter =
         build(PrometheusConfig { endpoint: endpoint.clone(), ..PrometheusConfig::default() });
     exporter.start().await.unwrap();

@@ -12,7 +12,6 @@ use std::{
     fs, io,
     path::{Path, PathBuf},
     sync::{Mutex, PoisonError},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -21,6 +20,7 @@ use redb::{
     Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, StorageError,
     TableDefinition,
 };
+use tokio::time::sleep;
 use tracing::error;
 
 use super::{QueueError, Request, store::Ticket};
@@ -30,7 +30,7 @@ const META: TableDefinition<'_, u64, (u64, u64, u64)> = TableDefinition::new("me
 /// Sequence number to encoded request.
 const BODY: TableDefinition<'_, u64, &[u8]> = TableDefinition::new("body");
 /// How long a file may still be in use by the exporter before.
-const HANDOVER: Duration = Duration::from_secs(1);
+const HANDOVER: Duration = Duration::from_secs(5);
 /// No write is tried for so long after one that failed: opening the file reads all of it.
 const AFTER_FAILURE: Duration = Duration::from_secs(5);
 /// Pages kept in memory.
@@ -50,12 +50,15 @@ struct Open {
 
 impl DiskQueue {
     /// Opens or makes the file of exporter `id`, and tells what waits in it, oldest first.
-    pub(super) fn open(directory: &Path, id: &str) -> Result<(Self, Vec<Ticket>), QueueError> {
+    pub(super) async fn open(
+        directory: &Path,
+        id: &str,
+    ) -> Result<(Self, Vec<Ticket>), QueueError> {
         let path = directory.join(format!("{}.redb", id.replace('/', "_")));
         let fail = |what: String| QueueError::Storage { path: path.clone(), what };
         fs::create_dir_all(directory)
             .map_err(|e| fail(format!("cannot create the directory: {e}")))?;
-        match Self::open_patiently(&path) {
+        match Self::open_patiently(&path).await {
             Ok(opened) => Ok(opened),
             Err(OpenError::InUse) => {
                 Err(fail("another process uses it; give each agent a directory of its own".into()))
@@ -73,12 +76,13 @@ impl DiskQueue {
         }
     }
 
-    /// After a reload the last reads and writes of the exporter before may still be under way.
-    fn open_patiently(path: &Path) -> Result<(Self, Vec<Ticket>), OpenError> {
+    /// After a reload the last reads and writes of the exporter before may still be under way. Waiting
+    /// must not take the thread from them.
+    async fn open_patiently(path: &Path) -> Result<(Self, Vec<Ticket>), OpenError> {
         let until = Instant::now() + HANDOVER;
         loop {
             match Self::open_file(path) {
-                Err(OpenError::InUse) if Instant::now() < until => thread::sleep(HANDOVER / 20),
+                Err(OpenError::InUse) if Instant::now() < until => sleep(HANDOVER / 100).await,
                 other => return other,
             }
         }

@@ -8,6 +8,7 @@
 
 pub mod config;
 mod disk;
+mod losses;
 mod send;
 mod store;
 #[cfg(test)]
@@ -25,7 +26,7 @@ use tokio::{
     sync::watch,
     task::{JoinHandle, JoinSet},
 };
-use tracing::{info, warn};
+use tracing::info;
 use wattpipe_pipeline::exporter::Closer;
 
 use crate::counters::Counters;
@@ -129,13 +130,13 @@ type Closes = watch::Receiver<Option<Instant>>;
 
 impl Queue {
     /// Opens the store and starts to deliver.
-    pub fn start(
+    pub async fn start(
         options: QueueOptions,
         transport: Arc<dyn Transport>,
         counters: Counters,
     ) -> Result<Self, QueueError> {
         let (closing, closes) = watch::channel(None);
-        let store = Arc::new(Store::open(&options, counters.clone(), closes.clone())?);
+        let store = Arc::new(Store::open(&options, counters.clone(), closes.clone()).await?);
         let courier = Arc::new(Courier::new(&options, transport, closes.clone()));
         let dispatcher = Dispatcher {
             store: store.clone(),
@@ -168,7 +169,7 @@ impl Queue {
                 let (sent, failed) = match self.courier.deliver(request).await {
                     Done::Counted { sent, failed } => (sent, failed),
                     Done::GivenBack => {
-                        report_loss(&self.courier.id, points, NOT_DELIVERED);
+                        self.courier.losses.lost(points, NOT_DELIVERED);
                         (0, points)
                     }
                 };
@@ -190,6 +191,7 @@ impl Queue {
             worker.abort();
             let _ = worker.await;
         }
+        self.courier.losses.flush();
         self.store.abandon();
     }
 }
@@ -298,11 +300,6 @@ impl Dispatcher {
         };
         store::Parcel { request: Request { body, points, window }, tickets }
     }
-}
-
-/// Tells of a loss, which the caller counts.
-fn report_loss(id: &str, points: u64, reason: &str) {
-    warn!(exporter = %id, points, "data is lost: {reason}");
 }
 
 fn report_recovery(id: &str) {

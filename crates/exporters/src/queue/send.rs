@@ -12,8 +12,9 @@ use std::{
 use tracing::warn;
 
 use super::{
-    Closes, NOT_DELIVERED, Outcome, QueueOptions, Request, RetryConfig, Transport, out_of_time,
-    report_loss, report_recovery,
+    Closes, NOT_DELIVERED, Outcome, QueueOptions, Request, RetryConfig, Transport,
+    losses::{Losses, one_line},
+    out_of_time, report_recovery,
 };
 
 /// Wait between attempts while the agent shuts down, where the receiver asks for none.
@@ -41,6 +42,7 @@ pub(super) struct Courier {
     timeout: Duration,
     stored: bool,
     closes: Closes,
+    pub(super) losses: Losses,
     failing: AtomicBool,
 }
 
@@ -60,6 +62,7 @@ impl Courier {
             },
             stored: options.queue.storage.is_some(),
             closes,
+            losses: Losses::new(&options.id),
             failing: AtomicBool::new(false),
         }
     }
@@ -81,7 +84,7 @@ impl Courier {
                     None => {
                         failed += points;
                         let reason = format!("too large for the receiver: {reason}");
-                        report_loss(&self.id, points, &reason);
+                        self.losses.lost(points, &reason);
                     }
                 },
                 // A stored one is sent again, whole: at least once.
@@ -91,7 +94,7 @@ impl Courier {
                 Attempt::Closing => {
                     let rest = points + waiting.drain(..).map(|r| r.points).sum::<u64>();
                     failed += rest;
-                    report_loss(&self.id, rest, NOT_DELIVERED);
+                    self.losses.lost(rest, NOT_DELIVERED);
                 }
             }
         }
@@ -115,32 +118,28 @@ impl Courier {
             let (after, reason) = match outcome {
                 Outcome::Delivered { rejected, message } => {
                     if self.failing.swap(false, Relaxed) {
+                        self.losses.flush();
                         report_recovery(&self.id);
                     }
                     if rejected > 0 {
-                        report_loss(
-                            &self.id,
-                            rejected,
-                            &format!("the receiver rejected points: {message}"),
-                        );
+                        let message = one_line(&message);
+                        let reason = format!("the receiver rejected points: {message}");
+                        self.losses.lost(rejected.min(request.points), &reason);
                     } else if !message.is_empty() {
-                        warn!(exporter = %self.id, "the receiver warns: {message}");
+                        self.losses.warning(&one_line(&message));
                     }
                     return Attempt::Delivered { rejected };
                 }
-                Outcome::TooLarge { reason } => return Attempt::TooLarge(reason),
+                Outcome::TooLarge { reason } => return Attempt::TooLarge(one_line(&reason)),
                 Outcome::Refused { reason } => {
-                    report_loss(&self.id, request.points, &reason);
+                    self.losses.lost(request.points, &one_line(&reason));
                     return Attempt::Lost;
                 }
-                Outcome::Retry { after, reason } => (after, reason),
+                Outcome::Retry { after, reason } => (after, one_line(&reason)),
             };
             if !self.retry.enabled {
-                report_loss(
-                    &self.id,
-                    request.points,
-                    &format!("{reason} (`retry_on_failure` is off)"),
-                );
+                let reason = format!("{reason} (`retry_on_failure` is off)");
+                self.losses.lost(request.points, &reason);
                 return Attempt::Lost;
             }
             if !self.failing.swap(true, Relaxed) {
@@ -156,7 +155,7 @@ impl Courier {
             interval = longer(&self.retry, interval);
             let (tried, limit) = (began.elapsed(), self.retry.max_elapsed_time.0);
             if !limit.is_zero() && tried + wait > limit {
-                report_loss(&self.id, request.points, &given_up(&reason, tried, limit));
+                self.losses.lost(request.points, &given_up(&reason, tried, limit));
                 return Attempt::Lost;
             }
             if !self.wait(wait, after.is_some()).await {

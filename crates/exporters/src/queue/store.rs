@@ -74,7 +74,7 @@ pub(super) struct Store {
 }
 
 impl Store {
-    pub(super) fn open(
+    pub(super) async fn open(
         options: &QueueOptions,
         counters: Counters,
         closes: Closes,
@@ -82,7 +82,7 @@ impl Store {
         let mut state = State::default();
         let disk = match &options.queue.storage {
             Some(directory) if options.queue.enabled => {
-                let (disk, found) = DiskQueue::open(directory, &options.id)?;
+                let (disk, found) = DiskQueue::open(directory, &options.id).await?;
                 for ticket in found {
                     state.next_seq = ticket.seq + 1;
                     state.add(&ticket);

@@ -2,9 +2,10 @@
 
 use std::sync::{
     Mutex, PoisonError,
-    atomic::{AtomicUsize, Ordering::SeqCst},
+    atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
 };
 
+use tokio::sync::Semaphore;
 use wattpipe_pipeline::units::ConfigDuration;
 
 use super::*;
@@ -15,12 +16,20 @@ struct Script {
     answers: Mutex<Vec<Outcome>>,
     got: Mutex<Vec<Bytes>>,
     slow: Option<Duration>,
+    /// Each attempt waits for a permit, and takes it away.
+    gate: Option<Semaphore>,
+    /// Attempts so far.
+    asked: AtomicU64,
     max: Option<usize>,
 }
 
 #[async_trait]
 impl Transport for Script {
     async fn send(&self, body: Bytes) -> Outcome {
+        self.asked.fetch_add(1, SeqCst);
+        if let Some(gate) = &self.gate {
+            gate.acquire().await.unwrap().forget();
+        }
         if let Some(slow) = self.slow {
             tokio::time::sleep(slow).await;
         }
@@ -56,7 +65,7 @@ fn options() -> QueueOptions {
             initial_interval: ConfigDuration::from_millis(1),
             ..RetryConfig::default()
         },
-        timeout: Duration::from_secs(1),
+        timeout: PATIENCE,
         max_request_size: 1 << 20,
         max_request_points: u64::MAX,
     }
@@ -75,7 +84,20 @@ fn counts(c: &Counters) -> (u64, u64, u64) {
     (c.sent.get(), c.send_failed.get(), c.enqueue_failed.get())
 }
 
+/// Time enough for what does arrive, on any machine.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 async fn check(
+    options: QueueOptions,
+    script: Script,
+    requests: Vec<Request>,
+    expected: (u64, u64, u64),
+) -> Arc<Script> {
+    check_within(PATIENCE, options, script, requests, expected).await
+}
+
+async fn check_within(
+    end: Duration,
     options: QueueOptions,
     script: Script,
     requests: Vec<Request>,
@@ -83,9 +105,9 @@ async fn check(
 ) -> Arc<Script> {
     let counters = Counters::default();
     let script = Arc::new(script);
-    let mut queue = Queue::start(options, script.clone(), counters.clone()).unwrap();
+    let mut queue = Queue::start(options, script.clone(), counters.clone()).await.unwrap();
     queue.push(requests, false).await;
-    queue.shutdown(Duration::from_secs(2)).await;
+    queue.shutdown(end).await;
     assert_eq!(counts(&counters), expected);
     assert_eq!(counters.queue_size.get(), 0.0);
     script
@@ -144,7 +166,8 @@ async fn nothing_overtakes_what_a_merged_request_has_of_an_earlier_window() {
     o.queue.batch = Some(BatchConfig { min_size: 2, ..BatchConfig::default() });
     let check = async |requests: &[(u64, u64)], most| {
         let transport = Arc::new(AtOnce::default());
-        let mut queue = Queue::start(o.clone(), transport.clone(), Counters::default()).unwrap();
+        let mut queue =
+            Queue::start(o.clone(), transport.clone(), Counters::default()).await.unwrap();
         let requests = requests.iter().map(|&(points, window)| request(points, window));
         queue.push(requests.collect(), false).await;
         queue.shutdown(Duration::from_secs(2)).await;
@@ -233,7 +256,8 @@ async fn a_peer_that_never_answers_costs_what_was_on_its_way() {
     let mut o = options();
     o.timeout = Duration::from_millis(20);
     let script = Script { slow: Some(Duration::from_secs(60)), ..Script::default() };
-    check(o, script, vec![request(10, 1), request(5, 2)], (0, 15, 0)).await;
+    let end = Duration::from_secs(2);
+    check_within(end, o, script, vec![request(10, 1), request(5, 2)], (0, 15, 0)).await;
 }
 
 #[tokio::test]
@@ -302,10 +326,10 @@ async fn without_a_queue_push_waits_for_delivery() {
     o.queue.enabled = false;
     let counters = Counters::default();
     let script = Arc::new(Script { answers: Mutex::new(vec![retry()]), ..Script::default() });
-    let mut queue = Queue::start(o, script, counters.clone()).unwrap();
+    let mut queue = Queue::start(o, script, counters.clone()).await.unwrap();
     queue.push(vec![request(10, 1)], false).await;
     assert_eq!(counts(&counters), (10, 0, 0));
-    queue.shutdown(Duration::from_secs(1)).await;
+    queue.shutdown(PATIENCE).await;
 }
 
 #[tokio::test]
@@ -315,7 +339,7 @@ async fn a_stored_queue_goes_on_after_a_restart() {
     o.queue.storage = Some(dir.path().join("queue"));
     let down = Arc::new(Script { answers: Mutex::new(vec![retry(); 1000]), ..Script::default() });
     let counters = Counters::default();
-    let mut queue = Queue::start(o.clone(), down, counters.clone()).unwrap();
+    let mut queue = Queue::start(o.clone(), down, counters.clone()).await.unwrap();
     queue.push((1..=5).map(|n| request(n, n)).collect(), false).await;
     queue.shutdown(Duration::from_millis(200)).await;
     assert_eq!(counts(&counters), (0, 0, 0));
@@ -334,15 +358,18 @@ async fn a_full_stored_queue_drops_the_oldest() {
     let mut o = options();
     o.queue.storage = Some(dir.path().to_owned());
     o.queue.max_storage_size = wattpipe_pipeline::units::ConfigSize(10);
-    let script = Script { slow: Some(Duration::from_millis(50)), ..Script::default() };
+    let script = Script { gate: Some(Semaphore::new(0)), ..Script::default() };
     // The first is on its way when the others come; 4 + 5 do not fit beside it.
     let counters = Counters::default();
     let script = Arc::new(script);
-    let mut queue = Queue::start(o, script.clone(), counters.clone()).unwrap();
+    let mut queue = Queue::start(o, script.clone(), counters.clone()).await.unwrap();
     queue.push(vec![request(3, 1)], false).await;
-    tokio::time::sleep(Duration::from_millis(20)).await;
+    while script.asked.load(SeqCst) == 0 {
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     queue.push(vec![request(4, 2), request(5, 3)], false).await;
-    queue.shutdown(Duration::from_secs(2)).await;
+    script.gate.as_ref().unwrap().add_permits(2);
+    queue.shutdown(PATIENCE).await;
     assert_eq!(counts(&counters), (8, 0, 4));
 }
 
@@ -353,9 +380,9 @@ async fn a_broken_store_is_set_aside_and_one_in_use_refused() {
     o.queue.storage = Some(dir.path().to_owned());
     std::fs::write(dir.path().join("otlp_grpc_test.redb"), "garbage").unwrap();
     let script = Arc::new(Script::default());
-    let mut first = Queue::start(o.clone(), script.clone(), Counters::default()).unwrap();
+    let mut first = Queue::start(o.clone(), script.clone(), Counters::default()).await.unwrap();
     assert!(dir.path().join("otlp_grpc_test.broken.redb").exists());
-    let second = Queue::start(o, script, Counters::default());
+    let second = Queue::start(o, script, Counters::default()).await;
     assert!(second.err().unwrap().to_string().contains("another process"));
-    first.shutdown(Duration::from_secs(1)).await;
+    first.shutdown(PATIENCE).await;
 }

@@ -37,12 +37,16 @@ pub struct Screen {
     styled: bool,
 }
 
+/// Whether a terminal is to be written to in styles: not where its user says otherwise.
+pub fn styles() -> bool {
+    std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
+        && std::env::var_os("TERM").is_none_or(|t| t != "dumb")
+}
+
 impl Screen {
     /// Draws on the terminal behind `out`.
     pub fn open(out: File) -> Self {
-        let plain = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty())
-            || std::env::var_os("TERM").is_some_and(|t| t == "dumb");
-        Self { out, styled: !plain }
+        Self { out, styled: styles() }
     }
 
     /// How a table must look to fit on the terminal as it is now.

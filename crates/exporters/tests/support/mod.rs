@@ -15,7 +15,10 @@ use opentelemetry_proto::tonic::{
     },
     metrics::v1::{NumberDataPoint, metric::Data, number_data_point::Value},
 };
-use tokio::{net::TcpListener, task::JoinHandle};
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    task::JoinHandle,
+};
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{
     Request, Response, Status,
@@ -107,6 +110,19 @@ impl MetricsService for Inbox {
 
 pub fn ok() -> ExportMetricsServiceResponse {
     ExportMetricsServiceResponse::default()
+}
+
+/// Time enough for what does arrive, on any machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// An address that nobody listens at, and nobody else is given as long as the socket lives: one may
+/// still listen there by name.
+pub fn reserved() -> (TcpSocket, SocketAddr) {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
+    let address = socket.local_addr().unwrap();
+    (socket, address)
 }
 
 /// How a gRPC receiver listens.

@@ -180,6 +180,10 @@ impl Runner {
                 slot.start(made, &self.exporter_shared).await
             }
             None => {
+                // So does one that left just now under the same id.
+                while let Some(at) = self.leaving.iter().position(|leaving| leaving.id == id) {
+                    let _ = self.leaving.swap_remove(at).task.await;
+                }
                 let mut slot = ExporterSlot::new(part, &self.progress);
                 let result = slot.start(made, &self.exporter_shared).await;
                 if result.is_ok() {
@@ -210,9 +214,8 @@ impl Runner {
         for id in gone {
             if let Some(slot) = self.exporters.remove(&id) {
                 self.progress.forget(&id);
-                let shared = self.exporter_shared.clone();
-                let deadline = std::time::Instant::now() + shared.timeout;
-                tokio::spawn(slot.drain(shared, deadline));
+                self.leaving.retain(|leaving| !leaving.task.is_finished());
+                self.leaving.push(slot.leave(&self.exporter_shared));
                 applied.stopped.push(id);
             }
         }

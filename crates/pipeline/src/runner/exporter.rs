@@ -11,6 +11,7 @@ use std::{
 use tokio::{
     runtime::Handle,
     sync::{Mutex, mpsc, oneshot},
+    task::JoinHandle,
 };
 use tracing::warn;
 
@@ -43,6 +44,13 @@ pub(super) struct ExporterSlot {
     /// When it is started again after a panic.
     pub(super) restart_at: Option<Instant>,
     pub(super) generation: u64,
+}
+
+/// An exporter on its way out. Its file, port or stored queue is its own until it has ended.
+pub(super) struct Leaving {
+    pub(super) id: String,
+    pub(super) stage: Arc<Stage>,
+    pub(super) task: JoinHandle<()>,
 }
 
 struct Worker {
@@ -191,6 +199,13 @@ impl ExporterSlot {
                 warn!(exporter = %self.part.id, "it does not stop; its thread is left behind");
             }
         }
+    }
+
+    /// Drains it beside whatever else goes on.
+    pub(super) fn leave(self, shared: &Shared) -> Leaving {
+        let (id, stage) = (self.part.id.clone(), self.stage.clone());
+        let deadline = Instant::now() + shared.timeout;
+        Leaving { id, stage, task: tokio::spawn(self.drain(shared.clone(), deadline)) }
     }
 
     /// Takes the queue's end away and waits until the thread has emptied it and ended. One that

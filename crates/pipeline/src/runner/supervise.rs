@@ -187,8 +187,9 @@ impl Runner {
             }
         }
         let exporters = &mut self.exporters;
-        let stages: Vec<_> =
-            exporters.iter().map(|(id, slot)| (id.clone(), slot.stage.clone())).collect();
+        let stages = exporters.iter().map(|(id, slot)| (id.clone(), slot.stage.clone()));
+        let gone = self.leaving.iter().map(|leaving| (leaving.id.clone(), leaving.stage.clone()));
+        let stages: Vec<_> = stages.chain(gone).collect();
         let backstop = deadline + std::time::Duration::from_secs(1);
         let in_time = tokio::time::timeout_at(backstop.into(), async {
             while self.sources.iter().any(|s| matches!(s.state, State::Running(_))) {
@@ -205,6 +206,9 @@ impl Runner {
                 draining.spawn(slot.drain(self.exporter_shared.clone(), deadline));
             }
             while draining.join_next().await.is_some() {}
+            for leaving in std::mem::take(&mut self.leaving) {
+                let _ = leaving.task.await;
+            }
         })
         .await;
         if in_time.is_err() {

@@ -1,6 +1,8 @@
 //! Running, restarting, reloading and draining with components made for it: a source that counts
 //! windows, an exporter that keeps them.
 
+mod leaving;
+
 use std::{
     sync::{
         Arc, Mutex,
@@ -193,7 +195,9 @@ async fn run_to_end(graph: Graph) -> (Outcome, Telemetry) {
 }
 
 async fn wait_for(seen: &Seen, count: usize) {
+    let begin = std::time::Instant::now();
     while seen.lock().unwrap().len() < count {
+        assert!(begin.elapsed() < Duration::from_secs(120), "no {count} windows come");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
 }
@@ -346,9 +350,18 @@ async fn a_stuck_stage_is_named_and_holds_up_nobody() {
     let runner = Runner::start(graph, options()).await.unwrap();
     // Far more windows than the stuck exporter's queue holds.
     wait_for(&seen, 60).await;
-    let stuck = runner.progress().stuck(Duration::from_millis(20));
-    assert_eq!(stuck.len(), 1, "{stuck:?}");
-    assert_eq!(stuck[0].0, "exporter `sticky`");
+    // Others may be found in the middle of a window where this machine is slow, but not for ever.
+    let progress = runner.progress();
+    let only_sticky = || {
+        let stuck = progress.stuck(Duration::from_millis(20));
+        stuck.len() == 1 && stuck[0].0 == "exporter `sticky`"
+    };
+    let mut looks = 0;
+    while !only_sticky() {
+        looks += 1;
+        assert!(looks < 6000, "{:?}", progress.stuck(Duration::from_millis(20)));
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
     tokio::spawn(async move {
         loop {
             release.notify_one();

@@ -118,7 +118,7 @@ impl Fit {
     /// The posterior mode within bounds: exactly while there are few coefficients, else a few
     /// steps from where it was (conjugate gradients: coordinate descent would give what several
     /// entangled workloads share to the first of them).
-    pub(super) fn solve(&mut self, prior: &Prior) {
+    pub(super) fn solve(&mut self, prior: &Prior<'_>) {
         let n = self.theta.len();
         let evidence = self.evidence();
         let right: Vec<f64> =
@@ -146,7 +146,7 @@ impl Fit {
         }
     }
 
-    fn descend(&mut self, prior: &Prior, right: &[f64]) {
+    fn descend(&mut self, prior: &Prior<'_>, right: &[f64]) {
         let n = self.theta.len();
         let evidence = self.evidence();
         let diagonal: Vec<f64> =
@@ -184,7 +184,7 @@ impl Fit {
     }
 
     /// One sweep of coordinate descent towards the posterior mode within bounds.
-    fn sweep(&mut self, prior: &Prior) {
+    fn sweep(&mut self, prior: &Prior<'_>) {
         let evidence = self.evidence();
         for i in 0..self.theta.len() {
             let precision = prior.precision(i);
@@ -201,18 +201,20 @@ impl Fit {
 
 /// What coefficients are expected to be.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Prior {
+pub(super) struct Prior<'a> {
     pub(super) common: f64,
+    /// What each coefficient is over a long time; of those that are not in it, the common one.
+    pub(super) long: &'a [f64],
     pub(super) idle: (f64, f64),
     pub(super) wake: (f64, f64),
 }
 
-impl Prior {
+impl Prior<'_> {
     pub(super) fn mean(&self, i: usize) -> f64 {
         match i {
             0 => self.idle.0,
             1 => self.wake.0,
-            _ => self.common,
+            _ => self.long.get(i).copied().unwrap_or(self.common),
         }
     }
 

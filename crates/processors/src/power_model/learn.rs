@@ -5,8 +5,9 @@
 //! cycle; the meter can, once they run in different mixtures. Per zone, energy is regressed on
 //! [Δt, A·Δt, w₁ … wₙ] (idle, wake-up, workloads), each coefficient held near the common one by
 //! its prior. Three predictors run side by side: the common coefficient (which is the share
-//! formula), and two learnt sets that forget fast and slowly. The one that has predicted the next
-//! interval best is used; a learnt one must be clearly better.
+//! formula), and two learnt sets that forget fast and slowly, of which the fast one starts from
+//! what the slow one knows. The one that has predicted the next interval best is used; a learnt
+//! one must be clearly better.
 
 use super::{
     fit::{Fit, Prior},
@@ -14,7 +15,7 @@ use super::{
 };
 
 /// Half-lives of the two learnt sets, in seconds.
-const HALF_LIVES: [f64; 2] = [3.0, 120.0];
+const HALF_LIVES: [f64; 2] = [1.0, 120.0];
 /// Learnt coefficients must predict this much better to be taken, and are kept until worse.
 const WIN: f64 = 0.9;
 const LOSE: f64 = 1.0;
@@ -181,20 +182,21 @@ impl Learner {
     /// Works the coefficients out anew. `floor`: idle watts and their standard error, where known.
     pub(super) fn solve(&mut self, floor: Option<(f64, f64)>) {
         let idle = floor.unwrap_or((0.0, 1e6));
-        let prior = Prior { common: 1.0, idle, wake: (0.0, 1e6) };
+        let prior = Prior { common: 1.0, long: &[], idle, wake: (0.0, 1e6) };
         // Three coefficients, with nothing known of the third beforehand.
         for common in &mut self.commons {
             let Some(theta) = solve_common(common, &prior) else { return };
             common.theta = theta;
         }
-        for (fit, common) in self.fits.iter_mut().zip(&self.commons) {
+        let mut long: &[f64] = &[];
+        for (fit, common) in self.fits.iter_mut().zip(&self.commons).rev() {
             let [idle, wake, each] = [0, 1, FIXED].map(|i| common.theta[i]);
             if each <= 0.0 {
                 self.used = Use::Common;
                 return;
             }
-            let prior = prior_of(floor, idle, wake, each);
-            fit.solve(&prior);
+            fit.solve(&Prior { long, ..prior_of(floor, idle, wake, each) });
+            long = &fit.theta;
         }
         self.choose();
         self.solves += 1;
@@ -229,15 +231,16 @@ impl Learner {
     }
 }
 
-fn prior_of(floor: Option<(f64, f64)>, idle: f64, wake: f64, each: f64) -> Prior {
+fn prior_of(floor: Option<(f64, f64)>, idle: f64, wake: f64, each: f64) -> Prior<'static> {
     Prior {
         common: each,
+        long: &[],
         idle: floor.unwrap_or((idle, 0.3 * idle.max(1e-3))),
         wake: (wake, 0.5 * wake.max(0.2 * each)),
     }
 }
 
-fn solve_common(fit: &Fit, prior: &Prior) -> Option<Vec<f64>> {
+fn solve_common(fit: &Fit, prior: &Prior<'_>) -> Option<Vec<f64>> {
     let mut precision = fit.information.clone();
     let evidence = fit.evidence();
     precision.scale(evidence);
@@ -262,7 +265,7 @@ fn solve_common(fit: &Fit, prior: &Prior) -> Option<Vec<f64>> {
 /// Confidence per slot: 1 − posterior/prior variance, the posterior taken against the workload it
 /// is most entangled with. Two that always run together have a well known sum and each half the
 /// prior's variance left; their difference is as unknown as before, and that is what counts.
-fn confidence(fit: &Fit, prior: &Prior) -> Option<Vec<f32>> {
+fn confidence(fit: &Fit, prior: &Prior<'_>) -> Option<Vec<f32>> {
     let mut precision = fit.information.clone();
     precision.scale(fit.evidence());
     for i in 0..precision.len() {
@@ -314,6 +317,24 @@ mod tests {
         assert!((2.5..3.5).contains(&ratio), "{ratio}");
         assert!(learner.confidence(1).unwrap() > 0.8 && learner.confidence(2).unwrap() > 0.8);
         assert_eq!(learner.coefficient(9), learner.commons[1].theta[FIXED], "never seen");
+    }
+
+    #[test]
+    fn a_step_of_one_workload_leaves_what_is_known_of_another() {
+        let mut learner = Learner::new(0);
+        for i in 0..1300_u32 {
+            // The first draws more from 120 s on; the second pauses from then.
+            let (watts, (a, b)) =
+                if i < 1200 { (2.0, varied(i)) } else { (5.0, (varied(i).0, 0.0)) };
+            let joules = 0.1 * (20.0 + watts * a + 6.0 * b);
+            let weights = vec![(1, 0.1 * a), (2, 0.1 * b)];
+            learner.observe(&Interval { joules, seconds: 0.1, any_busy: 0.1, busy: 0.1, weights });
+            if i % 10 == 9 {
+                learner.solve(Some((20.0, 0.4)));
+            }
+        }
+        let [first, second] = [1, 2].map(|slot| learner.coefficient(slot));
+        assert!((4.5..5.5).contains(&first) && (5.0..7.0).contains(&second), "{first} {second}");
     }
 
     #[test]

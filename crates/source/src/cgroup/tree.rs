@@ -422,7 +422,7 @@ mod tests {
 
         /// Waits until the path of `id` is known (the watching thread is another one).
         fn path(&self, id: CgroupId) -> Option<Arc<str>> {
-            for _ in 0..500 {
+            for _ in 0..6000 {
                 if let Some(path) = self.tree.path(id) {
                     return Some(path);
                 }
@@ -462,7 +462,7 @@ mod tests {
         let id = rig.id("a/b");
         assert_eq!(rig.path(id).as_deref(), Some("/a/b"));
         fs::rename(rig.dir.path().join("a"), rig.dir.path().join("z")).unwrap();
-        for _ in 0..500 {
+        for _ in 0..6000 {
             if rig.tree.path(id).as_deref() == Some("/z/b") {
                 return;
             }

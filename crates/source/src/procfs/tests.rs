@@ -7,7 +7,7 @@ use std::{
 };
 
 use wattpipe_pipeline::{
-    batch::{MeterReading, State, UsageBatch},
+    batch::{MeterReading, State, UsageBatch, UsageRow},
     identity::{CgroupRef, ProcessKind, attr},
     telemetry::Telemetry,
     units::{Nanos, Tgid},
@@ -179,14 +179,15 @@ fn moves_and_exec_are_followed() {
 #[test]
 fn time_that_does_not_fit_comes_later() {
     let mut rig = Rig::new(|root| put(root, P7));
-    let second = 1_000_000_000;
-    put(rig.root(), P { ran: 1000 + second, ..P7 });
+    // More than any window here is long.
+    let much = 1000 * 1_000_000_000;
+    put(rig.root(), P { ran: 1000 + much, ..P7 });
     let first = rig.window();
     assert_eq!(first.window.busy.0, 2 * first.window.duration().0);
     let mut shown = first.window.busy.0;
-    put(rig.root(), P { ran: 1001 + second, ..P7 });
+    put(rig.root(), P { ran: 1001 + much, ..P7 });
     shown += rig.window().window.busy.0;
-    assert!(shown < second, "held back, not dropped: {shown}");
+    assert!(shown < much, "held back, not dropped: {shown}");
 }
 
 #[test]
@@ -240,15 +241,23 @@ fn a_child_of_this_host_has_its_time() {
     let mut line = [0];
     std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut line).unwrap();
     let used = cpu_time::clock(Tgid(child.id())).unwrap();
-    let usage = poller.edge().unwrap().unwrap();
-    check_sums(&usage);
-    let row = usage
-        .rows
-        .iter()
-        .find(|r| r.process.as_ref().is_some_and(|p| p.pid.0 == child.id()))
-        .unwrap();
+    // On a busy host a part of it may be held back until there is room; that comes soon.
+    let mut shown = Nanos(0);
+    for _ in 0..1000 {
+        let usage = poller.edge().unwrap().unwrap();
+        check_sums(&usage);
+        let of_child = |r: &&UsageRow| r.process.as_ref().is_some_and(|p| p.pid.0 == child.id());
+        if let Some(row) = usage.rows.iter().find(of_child) {
+            assert_eq!(row.state, Running, "{row:?}");
+            assert!(row.process.as_ref().unwrap().exe.is_some());
+            shown.0 += row.cpu.0;
+        }
+        if shown >= used {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
     drop(child.stdin.take());
     child.wait().unwrap();
-    assert!(row.cpu >= used && row.state == Running, "{row:?} {used:?}");
-    assert!(row.process.as_ref().unwrap().exe.is_some());
+    assert!(shown >= used, "{shown:?} of {used:?}");
 }

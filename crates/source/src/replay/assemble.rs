@@ -45,6 +45,9 @@ struct PendingEdge {
 #[derive(Debug, Default)]
 pub(super) struct Assembler {
     topology: Option<Arc<Topology>>,
+    knows_host: bool,
+    /// An edge came before any `topology`: there are no CPUs yet whose time it could cut.
+    pub(super) adrift: bool,
     processes: Vec<ProcessEvent>,
     readings: Vec<MeterReading>,
     cpus: BTreeMap<Cpu, Stream>,
@@ -62,6 +65,7 @@ impl Assembler {
     pub(super) fn take(&mut self, record: Record<'_>) -> Vec<SwitchBatch> {
         match record {
             Record::Topology { cpus, boot_unix_ns } => {
+                self.knows_host = true;
                 self.topology = Some(Arc::new(recording::topology(&cpus, boot_unix_ns)));
             }
             Record::Process(p) => self.processes.push(p.to_event()),
@@ -122,6 +126,7 @@ impl Assembler {
             return Vec::new();
         }
         self.newest_edge = ts;
+        self.adrift |= !self.knows_host;
         let edge = PendingEdge { ts, topology: self.topology.take() };
         if !self.any_cycles {
             // An edge that waited was read before the first counter reading.

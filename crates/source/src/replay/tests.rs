@@ -156,3 +156,20 @@ fn a_missing_file_is_an_error_with_its_name() {
     let config = ReplayConfig { path: file.path().into(), speed: Speed::Factor(-1.0) };
     assert_eq!(config.check().len(), 1);
 }
+
+#[test]
+fn a_window_needs_a_topology() {
+    let check = |text: String, expected: bool| {
+        let mut assembler = Assembler::default();
+        let mut lines = Lines::new(text.as_bytes(), Path::new("rec.jsonl"));
+        while lines.next_with(|record| assembler.take(record)).unwrap().is_some() {}
+        assert_eq!(assembler.adrift, expected, "{text}");
+    };
+    const EDGE: &str = r#"{"type":"window","ts":200}"#;
+    check(format!("{EDGE}\n{HEAD}\n"), true);
+    check(
+        format!("{}\n{HEAD}\n{EDGE}\n", r#"{"type":"switch","ts":9,"cpu":0,"prev":0,"next":7}"#),
+        false,
+    );
+    check(String::new(), false);
+}

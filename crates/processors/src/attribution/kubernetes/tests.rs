@@ -189,7 +189,7 @@ impl Client {
 
     async fn pod(&self, uid: &str) -> Option<Arc<super::super::knowledge::PodMeta>> {
         let start = Instant::now();
-        while start.elapsed() < Duration::from_secs(20) {
+        while start.elapsed() < Duration::from_secs(60) {
             if let Some(pod) = self.knowledge.pod(uid) {
                 return Some(pod);
             }

@@ -1,8 +1,8 @@
 //! A CPU that goes and comes back while it is watched.
 
-use std::{path::PathBuf, time::Duration};
+use std::path::PathBuf;
 
-use super::whole::{check_promises, config, counter, record};
+use super::whole::{check_promises, config, counter, record_with};
 
 /// Puts the CPU back, whatever the test does.
 struct Offline(PathBuf);
@@ -29,12 +29,12 @@ async fn a_cpu_may_go_and_come_back() {
     if !switch.exists() {
         return;
     }
-    let (batches, counts) = record(config(), move || {
-        std::thread::sleep(Duration::from_millis(300));
+    let (batches, counts) = record_with(config(), move |edges| {
+        edges.wait(2);
         let offline = Offline::take(switch);
-        std::thread::sleep(Duration::from_millis(500));
+        edges.wait(3);
         drop(offline);
-        std::thread::sleep(Duration::from_millis(500));
+        edges.wait(3);
     })
     .await;
     check_promises(&batches);

@@ -2,7 +2,10 @@
 
 use std::{
     process::Command,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
     time::{Duration, Instant},
 };
 
@@ -21,6 +24,29 @@ pub(super) async fn record(
     config: EbpfConfig,
     load: impl FnOnce() + Send + 'static,
 ) -> (Vec<Arc<SwitchBatch>>, Vec<(&'static str, u64)>) {
+    record_with(config, |_| load()).await
+}
+
+/// Edges that have come so far, for a load that has to wait for some.
+#[derive(Clone, Default)]
+pub(super) struct Edges(Arc<AtomicUsize>);
+
+impl Edges {
+    /// Waits for so many more.
+    pub(super) fn wait(&self, more: usize) {
+        let (until, begin) = (self.0.load(SeqCst) + more, Instant::now());
+        while self.0.load(SeqCst) < until {
+            assert!(begin.elapsed() < Duration::from_secs(120), "no edges come");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+pub(super) async fn record_with(
+    config: EbpfConfig,
+    load: impl FnOnce(Edges) + Send + 'static,
+) -> (Vec<Arc<SwitchBatch>>, Vec<(&'static str, u64)>) {
+    let edges = Edges::default();
     let SourceHarness { context, mut batches, trigger } = source_harness("ebpf", 64);
     let telemetry = context.telemetry.clone();
     let source = Ebpf::build(config, &BuildContext::default()).unwrap();
@@ -31,8 +57,10 @@ pub(super) async fn record(
     while let Some(Batch::Switches(batch)) = batches.recv().await {
         let edge = batch.edge.is_some();
         all.push(batch);
+        edges.0.fetch_add(usize::from(edge), SeqCst);
         if edge && worker.is_none() {
-            worker = load.take().map(tokio::task::spawn_blocking);
+            let edges = edges.clone();
+            worker = load.take().map(|load| tokio::task::spawn_blocking(move || load(edges)));
         } else if edge && worker.as_ref().is_some_and(|w| w.is_finished()) {
             trigger.fire();
         }
@@ -94,16 +122,17 @@ pub(super) fn check_promises(batches: &[Arc<SwitchBatch>]) {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs root: run by cargo xtask test"]
 async fn windows_close_and_streams_keep_their_promises() {
-    let (batches, counts) = record(config(), || {
-        let end = Instant::now() + Duration::from_secs(2);
-        while Instant::now() < end {
+    let (batches, counts) = record_with(config(), |edges| {
+        let load = std::thread::spawn(move || edges.wait(9));
+        while !load.is_finished() {
             std::thread::sleep(Duration::from_micros(200));
         }
+        load.join().unwrap();
     })
     .await;
     check_promises(&batches);
-    let edges: Vec<u64> = batches.iter().filter_map(|b| b.edge).map(|e| e.ts.0).collect();
-    assert!(edges.len() >= 10, "{} edges", edges.len());
+    let edges = batches.iter().filter(|b| b.edge.is_some()).count();
+    assert!(edges >= 10, "{edges} edges");
     assert_eq!(counter(&counts, "wattpipe_source_lost_total"), 0);
     assert_eq!(counter(&counts, "wattpipe_source_malformed_total"), 0);
     let first = batches.iter().find(|b| b.edge.is_some()).unwrap();
