@@ -17,10 +17,9 @@ use wattpipe_pipeline::{
     batch::UsageBatch,
     identity::{AttributeSet, attr},
     registry::BuildError,
+    rows::Sum,
     runner,
 };
-
-use crate::rows::Sum;
 
 /// Configuration of `top`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -104,7 +103,7 @@ fn largest_first(a: Option<f64>, b: Option<f64>) -> Ordering {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rows::testing::{check_sums, row, window};
+    use crate::testing::{check_sums, row, window};
 
     fn top(n: usize, usage: UsageBatch) -> UsageBatch {
         let context = BuildContext { id: "top".into(), ..BuildContext::default() };
