@@ -141,6 +141,15 @@ impl SwitchesBuilder {
         self
     }
 
+    /// A tick with the counter's value.
+    pub fn tick_cycles(mut self, ts: u64, cpu: u32, tgid: u32, cycles: u64) -> Self {
+        let entry = Switch { ts: Nanos(ts), cycles, prev: Tgid(tgid), next: Tgid(tgid) };
+        let block =
+            CpuBlock { cpu: Cpu(cpu), tick_last: true, has_cycles: true, ..CpuBlock::default() };
+        self.0.push_block(block, &[entry]);
+        self
+    }
+
     /// `count` switches of `cpu` were lost from `ts` on.
     pub fn lost(mut self, ts: u64, cpu: u32, count: u64) -> Self {
         let block =

@@ -11,6 +11,10 @@ pub fn containers(name: &str) -> Vec<String> {
         None => (name, ""),
     };
     match kind {
+        // As the kernel names it, without a place: the machine has one package.
+        "core" | "uncore" if place.is_empty() => {
+            ["package", "package-0", "psys"].map(str::to_owned).to_vec()
+        }
         "core" | "uncore" => vec![format!("package{place}"), "psys".to_owned()],
         "package" | "dram" => vec!["psys".to_owned()],
         _ => Vec::new(),
@@ -37,6 +41,7 @@ mod tests {
         check("core-0", &["package-0", "package-1", "psys"], Some("package-0"));
         check("core-1", &["package-0", "psys"], Some("psys"));
         check("uncore-0-die-1", &["package-0-die-0", "package-0-die-1"], Some("package-0-die-1"));
+        check("core", &["package-0", "psys"], Some("package-0"));
         check("dram-0", &["package-0"], None);
         check("dram-0", &["package-0", "psys"], Some("psys"));
         check("package-0", &["package-0"], None);

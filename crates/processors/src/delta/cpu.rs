@@ -25,6 +25,9 @@ enum Gap {
     Lost,
 }
 
+/// Readings within one interval that are kept; more in one window tell nothing new.
+const MAX_KNOTS: usize = 1024;
+
 /// A reading of the cycle counter.
 #[derive(Clone, Copy, Debug)]
 struct Reading {
@@ -51,6 +54,8 @@ pub(super) struct CpuState {
     since: Nanos,
     slice: usize,
     reading: Option<Reading>,
+    /// What ticks have read since `reading`: cycles between them are known, not only in all.
+    knots: Vec<Reading>,
 }
 
 /// What a stream is accounted in.
@@ -76,6 +81,7 @@ impl CpuState {
             since,
             slice: 0,
             reading: None,
+            knots: Vec::new(),
         }
     }
 
@@ -88,7 +94,12 @@ impl CpuState {
     pub(super) fn lost(&mut self) {
         self.slot = UNKNOWN;
         self.gap = Gap::Lost;
+        self.forget_reading();
+    }
+
+    fn forget_reading(&mut self) {
         self.reading = None;
+        self.knots.clear();
     }
 
     /// Takes in the entries of one block.
@@ -142,7 +153,7 @@ impl CpuState {
         } else if self.tgid != entry.prev {
             *books.contradictions += 1;
             self.slot = UNKNOWN;
-            self.reading = None;
+            self.forget_reading();
             books.slots.at(entry.prev, entry.ts)
         } else {
             self.slot
@@ -161,13 +172,18 @@ impl CpuState {
     fn tick(&mut self, tick: &Switch, has_cycles: bool, books: &mut Books<'_>) {
         let reading = has_cycles.then_some(Reading { ts: tick.ts, cycles: tick.cycles });
         match self.gap {
-            // Nothing new, or nothing that may count yet.
+            // Nothing that may count yet.
             Gap::Lost => return,
-            Gap::None if self.tgid == tick.next => return,
+            Gap::None if self.tgid == tick.next => {
+                if self.knots.len() < MAX_KNOTS {
+                    self.knots.extend(reading);
+                }
+                return;
+            }
             Gap::None => {
                 *books.contradictions += 1;
                 self.slot = UNKNOWN;
-                self.reading = None;
+                self.forget_reading();
             }
             Gap::NoRecord => {}
         }
@@ -179,8 +195,18 @@ impl CpuState {
     }
 
     /// Credits the time up to `ts` to whoever has the CPU, slice by slice. `next` is the counter's
-    /// reading at or after `ts`; cycles are split by time.
+    /// reading at or after `ts`; cycles between two readings are split by time.
     fn credit(&mut self, ts: Nanos, next: Option<Reading>, books: &mut Books<'_>) {
+        if !self.knots.is_empty() {
+            for knot in std::mem::take(&mut self.knots) {
+                self.credit_between(knot.ts.min(ts), Some(knot), books);
+                self.reading = Some(knot);
+            }
+        }
+        self.credit_between(ts, next, books);
+    }
+
+    fn credit_between(&mut self, ts: Nanos, next: Option<Reading>, books: &mut Books<'_>) {
         let ts = ts.max(self.since);
         let rate = match (self.reading, next) {
             (Some(a), Some(b)) if b.ts > a.ts && b.cycles >= a.cycles => {

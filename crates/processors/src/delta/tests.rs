@@ -247,6 +247,21 @@ fn cycles_of_a_cut_interval_are_split_by_time() {
 }
 
 #[test]
+fn a_tick_tells_the_cycles_so_far() {
+    let out = run([
+        start(1).switch_cycles(0, 0, 0, 7, 1000).edge(0),
+        SwitchesBuilder::new()
+            .tick_cycles(100, 0, 7, 5000)
+            .tick_cycles(190, 0, 7, 5900)
+            .tick_cycles(210, 0, 7, 6300)
+            .edge(200),
+        SwitchesBuilder::new().switch_cycles(300, 0, 7, 0, 6390).edge(400),
+    ]);
+    assert_eq!(out[0].rows[0].cycles, Some(5100));
+    assert_eq!(out[1].rows[0].cycles, Some(290));
+}
+
+#[test]
 fn without_counters_there_are_no_cycles() {
     let out =
         run([start(1).tick(5, 0, 7).edge(10), SwitchesBuilder::new().tick(21, 0, 7).edge(20)]);

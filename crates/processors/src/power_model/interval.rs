@@ -202,7 +202,8 @@ impl Account {
 
     /// Joules of workloads.
     pub(super) fn active_sum(&self) -> f64 {
-        self.touched.iter().map(|&row| self.rows[row as usize].active).sum()
+        // Not `sum`, whose nothing is -0.0.
+        self.touched.iter().fold(0.0, |sum, &row| sum + self.rows[row as usize].active)
     }
 }
 

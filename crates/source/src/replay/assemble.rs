@@ -1,6 +1,9 @@
 //! From records in file order to batches that keep the rules of `SwitchBatch`.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::Arc,
+};
 
 use wattpipe_pipeline::{
     batch::{CpuBlock, Edge, MeterReading, ProcessEvent, Switch, SwitchBatch, Topology, Zone},
@@ -10,6 +13,9 @@ use wattpipe_pipeline::{
 
 /// Entries of one batch; a larger window takes several.
 const MAX_ENTRIES: usize = 1 << 16;
+/// Edges, and records between them, that wait for the counter reading after them.
+const MAX_PENDING: usize = 1024;
+const MAX_WAITING: usize = 1 << 18;
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {
@@ -32,6 +38,44 @@ struct Item {
 struct Stream {
     items: Vec<Item>,
     latest: Nanos,
+    /// The last that was given out.
+    given: Option<Item>,
+}
+
+impl Stream {
+    /// Its last record up to `ts`, and the place of the one after.
+    fn at(&self, ts: Nanos) -> (Option<&Item>, usize) {
+        let due = self.items.partition_point(|i| i.ts <= ts);
+        (due.checked_sub(1).map_or(self.given.as_ref(), |last| self.items.get(last)), due)
+    }
+
+    /// A process has the CPU at `edge`, and how many cycles it took until then is not known yet.
+    fn is_open(&self, edge: Nanos, newest: Nanos) -> bool {
+        let (last, next) = self.at(edge);
+        last.is_some_and(|i| i.ts <= edge && i.cycles.is_some() && i.next != Tgid(0))
+            && self.items.get(next).is_none_or(|i| i.ts > newest)
+    }
+
+    /// What the counter must have read at `edges` in the interval around the first of them: by time,
+    /// as ticks. A batch holds nothing beyond the next edge, so it cannot have the interval's end.
+    fn interpolate(&mut self, edges: impl Iterator<Item = Nanos>) {
+        let mut edges = edges.peekable();
+        let Some((Some(&from), next)) = edges.peek().map(|first| self.at(*first)) else { return };
+        let Some(&to) = self.items.get(next) else { return };
+        let (Some(start), Some(end)) = (from.cycles, to.cycles) else { return };
+        let known = |i: &Item| !matches!(i.kind, Kind::Lost(_));
+        if !known(&from) || !known(&to) || from.next == Tgid(0) || end < start || to.ts <= from.ts {
+            return;
+        }
+        let ticks = edges.skip(1).take_while(|edge| *edge < to.ts).map(|ts| {
+            let part = u128::from(end - start) * u128::from(ts.since(from.ts).0)
+                / u128::from(to.ts.since(from.ts).0);
+            let cycles = Some(start + part as u64);
+            Item { ts, prev: from.next, next: from.next, cycles, kind: Kind::Tick }
+        });
+        let ticks: Vec<Item> = ticks.collect();
+        self.items.splice(next..next, ticks);
+    }
 }
 
 /// An edge that has been read, waiting for the counter readings that follow it.
@@ -56,7 +100,7 @@ pub(super) struct Assembler {
     pub(super) late: usize,
     zones: Vec<Arc<Zone>>,
     any_cycles: bool,
-    pending: Option<PendingEdge>,
+    pending: VecDeque<PendingEdge>,
     newest_edge: Nanos,
 }
 
@@ -91,10 +135,10 @@ impl Assembler {
 
     /// The end of the recording: what is still due, and how many records belong to no window.
     pub(super) fn finish(mut self) -> (Vec<SwitchBatch>, usize) {
-        let batches = match self.pending.take() {
-            Some(edge) => self.emit(edge, Nanos(u64::MAX)),
-            None => Vec::new(),
-        };
+        let mut batches = Vec::new();
+        while !self.pending.is_empty() {
+            self.give(Nanos(u64::MAX), &mut batches);
+        }
         let left = self.cpus.values().map(|stream| stream.items.len()).sum();
         (batches, left)
     }
@@ -127,16 +171,29 @@ impl Assembler {
         }
         self.newest_edge = ts;
         self.adrift |= !self.knows_host;
-        let edge = PendingEdge { ts, topology: self.topology.take() };
-        if !self.any_cycles {
-            // An edge that waited was read before the first counter reading.
-            let mut batches = self.pending.take().map_or_else(Vec::new, |e| self.emit(e, ts));
-            batches.extend(self.emit(edge, ts));
-            return batches;
+        self.pending.push_back(PendingEdge { ts, topology: self.topology.take() });
+        let mut batches = Vec::new();
+        while let Some(first) = self.pending.front().map(|edge| edge.ts) {
+            let waiting: usize = self.cpus.values().map(|s| s.items.len()).sum();
+            let full = self.pending.len() > MAX_PENDING || waiting > MAX_WAITING;
+            let open = self.any_cycles && self.cpus.values().any(|s| s.is_open(first, ts));
+            if open && !full {
+                break;
+            }
+            self.give(ts, &mut batches);
         }
-        match self.pending.replace(edge) {
-            Some(before) => self.emit(before, ts),
-            None => Vec::new(),
+        batches
+    }
+
+    /// The batches of the first edge that waits. Records up to `newest` are all there.
+    fn give(&mut self, newest: Nanos, batches: &mut Vec<SwitchBatch>) {
+        let edges = self.pending.iter().map(|edge| edge.ts);
+        if self.any_cycles {
+            self.cpus.values_mut().for_each(|stream| stream.interpolate(edges.clone()));
+        }
+        let ahead = self.pending.get(1).map_or(newest, |edge| edge.ts);
+        if let Some(edge) = self.pending.pop_front() {
+            batches.extend(self.emit(edge, ahead));
         }
     }
 
@@ -146,15 +203,16 @@ impl Assembler {
         let mut batches = vec![SwitchBatch { topology: edge.topology, ..SwitchBatch::default() }];
         let mut horizon = edge.ts;
         let mut beyond = Vec::new();
-        for (cpu, Stream { items, .. }) in &mut self.cpus {
+        for (cpu, Stream { items, given, .. }) in &mut self.cpus {
             let due = items.partition_point(|i| i.ts <= edge.ts);
             push_items(&mut batches, *cpu, &items[..due]);
-            items.drain(..due);
+            *given = items.drain(..due).next_back().or(*given);
             if self.any_cycles
                 && items.first().is_some_and(|i| i.ts <= ahead && !matches!(i.kind, Kind::Lost(_)))
             {
                 let next = items.remove(0);
                 horizon = horizon.max(next.ts);
+                *given = Some(next);
                 beyond.push((*cpu, next));
             }
         }

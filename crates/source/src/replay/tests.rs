@@ -173,3 +173,25 @@ fn a_window_needs_a_topology() {
     );
     check(String::new(), false);
 }
+
+/// The counter's readings in each window, and the edges that it takes to know them.
+#[test]
+fn cycles_of_an_interval_over_several_edges_are_split_by_time() {
+    let out = assemble(&lines(&[
+        r#"{"type":"switch","ts":50,"cpu":0,"prev":0,"next":7,"cycles":1000}"#,
+        r#"{"type":"window","ts":100}"#,
+        r#"{"type":"window","ts":200}"#,
+        r#"{"type":"window","ts":300}"#,
+        r#"{"type":"switch","ts":350,"cpu":0,"prev":7,"next":0,"cycles":4000}"#,
+        r#"{"type":"window","ts":400}"#,
+    ]))
+    .unwrap();
+    let readings = |batch: &SwitchBatch| -> Vec<(u64, u64)> {
+        batch.entries.iter().map(|e| (e.ts.0, e.cycles)).collect()
+    };
+    let windows: Vec<_> = out.iter().map(readings).collect();
+    assert_eq!(windows[0], [(50, 1000), (200, 2500)]);
+    assert_eq!(windows[1], [(300, 3500)]);
+    assert_eq!(windows[2], [(350, 4000)]);
+    assert_eq!(windows[3], []);
+}
