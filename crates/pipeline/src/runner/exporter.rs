@@ -164,9 +164,12 @@ impl ExporterSlot {
                 });
                 let well = catch_unwind(run).is_ok();
                 let lost = stage.give_up(false);
+                if !well {
+                    // Before anybody is told that it has ended: that may be the end of the agent.
+                    shared.failed(&id).add(lost);
+                }
                 let _ = done_tx.send(well);
                 if !well {
-                    shared.failed(&id).add(lost);
                     let reason = format!("it panicked, {lost} rows are lost");
                     let _ =
                         events.blocking_send(Event::ExporterPanicked { id, generation, reason });
