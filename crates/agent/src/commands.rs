@@ -29,9 +29,24 @@ pub(crate) fn dispatch(cli: Cli, registry: &Registry) -> Exit {
 
 /// Loads the configuration, or tells everything that is wrong with it.
 pub(crate) fn load(input: &Input, registry: &Registry) -> Result<Loaded, Exit> {
+    let (loaded, warnings) = load_quietly(input, registry)?;
+    tell(&Report { warnings, ..Report::default() });
+    Ok(loaded)
+}
+
+/// The same, but gives the warnings back.
+pub(crate) fn load_quietly(
+    input: &Input,
+    registry: &Registry,
+) -> Result<(Loaded, Vec<String>), Exit> {
     let (loaded, report) = config::load(input, registry, &|name| std::env::var(name).ok());
-    tell(&report);
-    loaded.ok_or(Exit::Usage)
+    match loaded {
+        Some(loaded) => Ok((loaded, report.warnings)),
+        None => {
+            tell(&report);
+            Err(Exit::Usage)
+        }
+    }
 }
 
 /// Prints what a load has found.

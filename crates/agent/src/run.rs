@@ -7,7 +7,7 @@ use wattpipe_pipeline::Registry;
 
 use crate::{
     Exit, commands,
-    config::Input,
+    config::{Input, Report, model::LogFormat},
     logs,
     privileges::Held,
     sandbox,
@@ -16,11 +16,16 @@ use crate::{
 
 /// Runs the pipelines until they end or a signal comes.
 pub(crate) fn run(input: &Input, registry: &Registry) -> Exit {
-    let loaded = match commands::load(input, registry) {
+    let (loaded, warnings) = match commands::load_quietly(input, registry) {
         Ok(loaded) => loaded,
         Err(exit) => return exit,
     };
     let log = logs::init(&loaded.service.telemetry.logs);
+    // Whoever reads the log as JSON gets these in it, too.
+    match loaded.service.telemetry.logs.format {
+        LogFormat::Text => commands::tell(&Report { warnings, ..Report::default() }),
+        LogFormat::Json => warnings.iter().for_each(|text| warn!("{}", text.trim_end())),
+    }
     info!(version = env!("CARGO_PKG_VERSION"), "starting");
     wattpipe_source::share_heaps();
     // Capabilities and filters belong to threads and are inherited: before any other thread.

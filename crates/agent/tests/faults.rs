@@ -114,7 +114,7 @@ fn every_end_detaches_the_probe() {
 /// The kernel frees programs and maps a moment after their last descriptor.
 #[track_caller]
 fn gone(programs: &BTreeSet<u32>, maps: &BTreeSet<u32>) {
-    wait_for("the kernel frees the probe", 10, || {
+    wait_for("the kernel frees the probe", 60, || {
         programs.is_disjoint(&bpf::loaded_programs()) && maps.is_disjoint(&bpf::loaded_maps())
     });
 }

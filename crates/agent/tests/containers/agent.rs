@@ -16,6 +16,7 @@ use nix::{
 use serde_json::Value;
 
 use super::runtimes::on_v2;
+use crate::memory::without_ring;
 
 /// The tests measure one kernel: one at a time.
 pub(crate) fn serial() -> MutexGuard<'static, ()> {
@@ -99,7 +100,7 @@ impl Agent {
         let (wanted, start) = (count() + more, Instant::now());
         while count() < wanted {
             assert!(
-                start.elapsed() < Duration::from_secs(60),
+                start.elapsed() < Duration::from_secs(120),
                 "no window: {}",
                 fs::read_to_string(self.path("err")).unwrap_or_default()
             );
@@ -107,21 +108,8 @@ impl Agent {
         }
     }
 
-    /// Resident memory without the ring's pages, which are mapped twice.
     pub(crate) fn memory_without_ring(&self) -> u64 {
-        let text =
-            fs::read_to_string(format!("/proc/{}/smaps", self.child.id())).unwrap_or_default();
-        let mut ring = false;
-        let mut sum = 0;
-        for line in text.lines() {
-            if let Some(kib) = line.strip_prefix("Rss:") {
-                let kib = kib.trim().trim_end_matches(" kB").trim().parse::<u64>().unwrap_or(0);
-                sum += if ring { 0 } else { kib };
-            } else if line.split_whitespace().next().is_some_and(|f| f.contains('-')) {
-                ring = line.ends_with("anon_inode:bpf-map");
-            }
-        }
-        sum << 10
+        without_ring(self.child.id())
     }
 
     /// Ends it after one more whole window and reads what it printed.

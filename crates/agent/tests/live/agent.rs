@@ -213,7 +213,7 @@ impl Agent {
     #[track_caller]
     pub fn wait_windows(&mut self, count: usize) {
         let before = self.windows();
-        wait_for("windows of the agent", 30, || {
+        wait_for("windows of the agent", 120, || {
             assert!(self.child.try_wait().expect("a status").is_none(), "it ended: {}", self.log());
             self.windows() >= before + count
         });
@@ -231,7 +231,7 @@ impl Agent {
     /// Waits for its end; gives its status and everything it printed.
     #[track_caller]
     pub fn ended(mut self) -> (ExitStatus, Records, String) {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + Duration::from_secs(120);
         let status = loop {
             match self.child.try_wait().expect("a status") {
                 Some(status) => break status,

@@ -61,7 +61,7 @@ pub fn main(tests: &[Test]) -> ExitCode {
 fn watchdog() -> mpsc::Sender<()> {
     let (done, wait) = mpsc::channel();
     thread::spawn(move || {
-        if wait.recv_timeout(Duration::from_secs(240)) == Err(mpsc::RecvTimeoutError::Timeout) {
+        if wait.recv_timeout(Duration::from_secs(900)) == Err(mpsc::RecvTimeoutError::Timeout) {
             eprintln!("the test hangs");
             std::process::exit(1);
         }

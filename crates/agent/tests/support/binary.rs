@@ -97,12 +97,12 @@ impl Running {
         self.log.lock().unwrap().clone()
     }
 
-    /// Waits until `done`, at most a minute; what was waited for is told on failure.
+    /// Waits until `done`, at most two minutes; what was waited for is told on failure.
     #[track_caller]
     pub fn wait_until(&self, what: &str, done: impl Fn(&Self) -> bool) {
         let begin = Instant::now();
         while !done(self) {
-            assert!(begin.elapsed() < Duration::from_secs(60), "no {what}; log:\n{}", self.log());
+            assert!(begin.elapsed() < Duration::from_secs(120), "no {what}; log:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -127,7 +127,7 @@ impl Running {
                 }
                 return (status.code(), self.log());
             }
-            assert!(begin.elapsed() < Duration::from_secs(60), "does not end:\n{}", self.log());
+            assert!(begin.elapsed() < Duration::from_secs(120), "does not end:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(10));
         }
     }

@@ -53,13 +53,11 @@ pub struct RotationConfig {
     pub max_days: u32,
     /// Old files that are kept; 0: all.
     pub max_backups: u32,
-    /// Stamp the names of old files with local time instead of UTC.
-    pub localtime: bool,
 }
 
 impl Default for RotationConfig {
     fn default() -> Self {
-        Self { max_megabytes: 100, max_age: None, max_days: 0, max_backups: 100, localtime: false }
+        Self { max_megabytes: 100, max_age: None, max_days: 0, max_backups: 100 }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Old files beside the current one: what they are called, and which of them go.
 //!
-//! `out.jsonl` becomes `out-2026-11-29T18-00-00.000.jsonl` (UTC, or local time), the form that users of the
+//! `out.jsonl` becomes `out-2026-11-29T18-00-00.000.jsonl` (UTC), the form that users of the
 //! Collector's file exporter know.
 
 use std::{
@@ -12,14 +12,10 @@ use std::{
 use super::config::RotationConfig;
 
 /// Moves the current file away, under a name that is free.
-pub(super) fn move_away(
-    path: &Path,
-    config: &RotationConfig,
-    now: SystemTime,
-) -> io::Result<PathBuf> {
+pub(super) fn move_away(path: &Path, now: SystemTime) -> io::Result<PathBuf> {
     let mut at = now;
     loop {
-        let backup = backup_path(path, &stamp(at, config.localtime));
+        let backup = backup_path(path, at);
         if !backup.try_exists()? {
             fs::rename(path, &backup)?;
             return Ok(backup);
@@ -34,8 +30,8 @@ pub(super) fn prune(path: &Path, config: &RotationConfig, now: SystemTime) -> io
     // Newest first: the stamp sorts as text.
     backups.sort_by(|a, b| b.0.cmp(&a.0));
     let days = u64::from(config.max_days);
-    let oldest = now.checked_sub(Duration::from_secs(days * 86_400)).filter(|_| days > 0);
-    let oldest = oldest.map(|oldest| stamp(oldest, config.localtime));
+    let oldest =
+        now.checked_sub(Duration::from_secs(days * 86_400)).filter(|_| days > 0).map(stamp);
     for (i, (stamp, backup)) in backups.iter().enumerate() {
         let too_many = config.max_backups > 0 && i >= config.max_backups as usize;
         let too_old = oldest.as_ref().is_some_and(|oldest| stamp < oldest);
@@ -46,9 +42,9 @@ pub(super) fn prune(path: &Path, config: &RotationConfig, now: SystemTime) -> io
     Ok(())
 }
 
-fn backup_path(path: &Path, stamp: &str) -> PathBuf {
+fn backup_path(path: &Path, at: SystemTime) -> PathBuf {
     let (stem, ext) = split(path);
-    path.with_file_name(format!("{stem}-{stamp}{ext}"))
+    path.with_file_name(format!("{stem}-{}{ext}", stamp(at)))
 }
 
 fn backups(path: &Path) -> io::Result<Vec<(String, PathBuf)>> {
@@ -81,11 +77,7 @@ fn split(path: &Path) -> (String, String) {
 }
 
 /// `2026-11-29T18-00-00.000`.
-fn stamp(at: SystemTime, local: bool) -> String {
-    if local && let Ok(at) = jiff::Timestamp::try_from(at) {
-        let at = at.to_zoned(jiff::tz::TimeZone::system());
-        return at.strftime("%Y-%m-%dT%H-%M-%S.%3f").to_string();
-    }
+fn stamp(at: SystemTime) -> String {
     let text = humantime::format_rfc3339_millis(at).to_string();
     text.trim_end_matches('Z').replace(':', "-")
 }
@@ -109,15 +101,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("out.jsonl");
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_790_000_000);
-        let config = RotationConfig::default();
         for day in 0..4_u64 {
             fs::write(&path, "x").unwrap();
-            move_away(&path, &config, now - Duration::from_secs(day * 86_400)).unwrap();
+            move_away(&path, now - Duration::from_secs(day * 86_400)).unwrap();
         }
         fs::write(&path, "x").unwrap();
-        assert!(
-            move_away(&path, &config, now).unwrap().ends_with("out-2026-09-21T14-13-20.001.jsonl")
-        );
+        assert!(move_away(&path, now).unwrap().ends_with("out-2026-09-21T14-13-20.001.jsonl"));
         fs::write(dir.path().join("out-notes.jsonl"), "mine").unwrap();
 
         let names = || backups(&path).unwrap().len();
@@ -130,14 +119,5 @@ mod tests {
         assert_eq!(names(), 1);
         assert!(dir.path().join("out-notes.jsonl").exists());
         assert!(dir.path().join("out-2026-09-21T14-13-20.001.jsonl").exists());
-    }
-
-    #[test]
-    fn a_local_stamp_has_the_same_form() {
-        let now = SystemTime::UNIX_EPOCH + Duration::from_millis(1_790_000_000_007);
-        assert_eq!(stamp(now, false), "2026-09-21T14-13-20.007");
-        let local = stamp(now, true);
-        // Zones are off by hours and minutes.
-        assert!(is_stamp(&local) && local.ends_with("-20.007"), "{local}");
     }
 }

@@ -199,12 +199,13 @@ impl Sink {
             {
                 self.opened = None;
                 let now = SystemTime::now();
-                let rotation = self.config.rotation.clone().unwrap_or_default();
-                let backup = rotation::move_away(&self.config.path, &rotation, now)?;
+                let backup = rotation::move_away(&self.config.path, now)?;
                 info!(exporter = %self.id, backup = %backup.display(), "began a new file");
                 let opened = open_file(&self.config.path)?;
                 self.opened = Some(opened);
-                if let Err(e) = rotation::prune(&self.config.path, &rotation, now) {
+                if let Some(rotation) = &self.config.rotation
+                    && let Err(e) = rotation::prune(&self.config.path, rotation, now)
+                {
                     warn!(exporter = %self.id, "cannot remove old files: {e}");
                 }
             }

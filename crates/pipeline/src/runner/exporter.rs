@@ -164,8 +164,8 @@ impl ExporterSlot {
                 });
                 let well = catch_unwind(run).is_ok();
                 let lost = stage.give_up(false);
+                // Before anybody who waits for the end can read it.
                 if !well {
-                    // Before anybody is told that it has ended: that may be the end of the agent.
                     shared.failed(&id).add(lost);
                 }
                 let _ = done_tx.send(well);

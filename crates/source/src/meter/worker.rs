@@ -3,15 +3,18 @@
 //! read: those before the one that blocks are not lost.
 
 use std::{
-    sync::mpsc::{self, Receiver, SyncSender, TrySendError},
+    sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender, TrySendError},
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tracing::warn;
 use wattpipe_pipeline::units::Nanos;
 
 use super::Meter;
+
+/// The most that one wait for an answer counts.
+const STEP: Duration = Duration::from_millis(10);
 
 /// What a meter tells.
 enum Answer {
@@ -72,11 +75,21 @@ impl Worker {
         }
     }
 
-    /// Takes the answer for `ts`, waiting until `deadline`.
-    pub(super) fn collect(&mut self, ts: Nanos, deadline: Instant, out: &mut Vec<(usize, u64)>) {
+    /// Takes the answer for `ts`, waiting for as long as `patience`, which is what it leaves of it. A
+    /// [`STEP`] counts as one however long it took: where this thread does not get its CPU, be it for
+    /// a CPU limit, the meter's thread does not get one either.
+    pub(super) fn collect(
+        &mut self,
+        ts: Nanos,
+        patience: &mut Duration,
+        out: &mut Vec<(usize, u64)>,
+    ) {
         while self.busy {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.answers.recv_timeout(left) {
+            let begun = Instant::now();
+            let answer = self.answers.recv_timeout(STEP.min(*patience));
+            let over = patience.is_zero();
+            *patience = patience.saturating_sub(begun.elapsed().min(STEP));
+            match answer {
                 Ok(Answer::Reading(of, zone, uj)) => {
                     let place = self.zones.get(zone).copied().flatten();
                     out.extend(place.filter(|_| of == ts).map(|at| (at, uj)));
@@ -85,6 +98,7 @@ impl Worker {
                     self.busy = false;
                     self.late_before = false;
                 }
+                Err(RecvTimeoutError::Timeout) if !over => {}
                 Err(_) => {
                     if !std::mem::replace(&mut self.late_before, true) {
                         warn!("a meter did not answer in time: zones of it have no reading");

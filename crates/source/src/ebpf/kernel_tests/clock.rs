@@ -8,7 +8,7 @@ use wattpipe_pipeline::{
 };
 
 use super::{
-    super::{Clock, EbpfConfig},
+    super::{Clock, EbpfConfig, sys},
     whole::{check_promises, config, record},
 };
 
@@ -47,12 +47,15 @@ fn keep_a_cpu() -> (u32, u64) {
             let mut cpus: libc::cpu_set_t = std::mem::zeroed();
             libc::CPU_SET(libc::sched_getcpu().cast_unsigned() as usize, &mut cpus);
             let priority = libc::sched_param { sched_priority: 1 };
+            // A cgroup may have no time for real-time processes: the nicest to itself comes near.
             libc::sched_setaffinity(0, size_of_val(&cpus), &raw const cpus) == 0
-                && libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) == 0
+                && (libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const priority) == 0
+                    || libc::setpriority(libc::PRIO_PROCESS, 0, -20) == 0)
         };
         for _ in 0..20 {
-            let end = std::time::Instant::now() + Duration::from_millis(45);
-            while allowed && std::time::Instant::now() < end {
+            // By its own time: what the hypervisor takes makes a stretch longer.
+            let end = sys::thread_cpu() + 45_000_000;
+            while allowed && sys::thread_cpu() < end {
                 compute(20_000);
             }
             std::thread::sleep(Duration::from_millis(5));
