@@ -61,6 +61,6 @@ impl Default for HealthCheck {
 
 impl Config for HealthCheck {
     fn check(&self) -> Vec<ConfigProblem> {
-        crate::listen::check("endpoint", &self.endpoint).into_iter().collect()
+        ConfigProblem::of_listener("endpoint", &self.endpoint).into_iter().collect()
     }
 }

@@ -26,7 +26,6 @@ mod extension;
 mod fallback;
 mod health;
 mod limits;
-mod listen;
 mod logs;
 mod notify;
 mod own_metrics;

@@ -2,6 +2,7 @@
 
 use std::{fs, path::Path, sync::Arc};
 
+use wattpipe_exporters::{otlp::percent_decoded, semconv::SERVICE_NAME};
 use wattpipe_pipeline::identity::{AttributeSet, Value, attr};
 
 use crate::config::{
@@ -13,7 +14,7 @@ use crate::config::{
 /// over `OTEL_RESOURCE_ATTRIBUTES`, that over what the host says.
 pub(crate) fn detect(loaded: &Loaded, env: &dyn Fn(&str) -> Option<String>) -> Arc<AttributeSet> {
     let mut set = AttributeSet::new();
-    set.set(attr_service_name(), "wattpipe");
+    set.set(SERVICE_NAME, "wattpipe");
     set.set_some(attr::HOST_NAME, host_name(&loaded.host));
     set.set_some(attr::HOST_ID, host_id());
     if let Some(pairs) = env("OTEL_RESOURCE_ATTRIBUTES") {
@@ -22,12 +23,12 @@ pub(crate) fn detect(loaded: &Loaded, env: &dyn Fn(&str) -> Option<String>) -> A
         }
     }
     if let Some(name) = env("OTEL_SERVICE_NAME").filter(|n| !n.is_empty()) {
-        set.set(attr_service_name(), name);
+        set.set(SERVICE_NAME, name);
     }
     for (key, value) in &loaded.service.resource {
         let Some(value) = value else {
             // Every resource has a `service.name`.
-            if key != attr_service_name() {
+            if key != SERVICE_NAME {
                 set.remove(key);
             }
             continue;
@@ -43,38 +44,14 @@ pub(crate) fn detect(loaded: &Loaded, env: &dyn Fn(&str) -> Option<String>) -> A
     Arc::new(set)
 }
 
-fn attr_service_name() -> &'static str {
-    wattpipe_exporters::semconv::SERVICE_NAME
-}
-
 /// `key=value` pairs separated by commas, percent-encoded, as the OpenTelemetry specification
 /// writes them. A pair that is none is left out.
 fn parse_pairs(text: &str) -> impl Iterator<Item = (String, String)> + '_ {
     text.split(',').filter_map(|pair| {
         let (key, value) = pair.split_once('=')?;
         let key = key.trim();
-        (!key.is_empty()).then(|| (decode(key), decode(value.trim())))
+        (!key.is_empty()).then(|| (percent_decoded(key), percent_decoded(value.trim())))
     })
-}
-
-fn decode(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut out = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let hex = text.get(at + 1..at + 3).and_then(|hex| u8::from_str_radix(hex, 16).ok());
-        match hex {
-            Some(decoded) if bytes[at] == b'%' => {
-                out.push(decoded);
-                at += 3;
-            }
-            _ => {
-                out.push(bytes[at]);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&out).into_owned()
 }
 
 fn host_name(host: &Host) -> Option<String> {

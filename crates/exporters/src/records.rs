@@ -4,13 +4,11 @@
 //! What is not known is not written: a host without meters has no `zone` line and its rows no
 //! `joules` key; only `cycles` and `confidence` are `null` instead.
 
-use std::time::{Duration, UNIX_EPOCH};
-
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use wattpipe_pipeline::{
     batch::{IdleBasis, State, UsageBatch, UsageRow, ZoneUsage},
     identity::AttributeSet,
-    units::Nanos,
+    units::{Nanos, rfc3339},
 };
 
 /// Appends the lines of `batch` to `out` and returns how many there are.
@@ -58,11 +56,6 @@ pub fn write_lines(batch: &UsageBatch, out: &mut Vec<u8>) -> Result<u64, serde_j
         })?;
     }
     Ok(lines)
-}
-
-/// Unix nanoseconds as RFC 3339 in UTC, always with nine decimals.
-pub fn rfc3339(unix_ns: u64) -> String {
-    humantime::format_rfc3339_nanos(UNIX_EPOCH + Duration::from_nanos(unix_ns)).to_string()
 }
 
 fn zone_record<'a>(

@@ -140,9 +140,6 @@ pub const HW_ID: &str = "hw.id";
 pub const SERVICE_NAME: &str = "service.name";
 /// Marks the series that holds what found no place below `max_series`, as SDKs do.
 pub const OVERFLOW: &str = "otel.metric.overflow";
-/// Marks a row that a processor made of those it did not keep apart; its value is that
-/// processor's id.
-pub const REST: &str = "wattpipe.rest";
 /// Name of the series of processes that lived less than a window.
 pub const SHORT_LIVED: &str = "short-lived";
 /// Instrumentation scope of all metrics.

@@ -6,10 +6,8 @@ use std::sync::Arc;
 use wattpipe_pipeline::{
     batch::{Batch, IdleBasis, RowEnergy, State, UsageBatch, UsageRow, Window, Zone, ZoneUsage},
     identity::{AttributeSet, Process, Value, attr},
-    units::{Nanos, Package, Tgid},
+    units::{Nanos, Package, Tgid, rfc3339},
 };
-
-use crate::records::rfc3339;
 
 /// Unix time of monotonic 0 in every batch built here: 2026-09-21T14:13:20Z.
 pub const BOOT_UNIX_NS: u64 = 1_790_000_000_000_000_000;

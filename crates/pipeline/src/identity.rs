@@ -195,6 +195,10 @@ pub mod attr {
         HOST_NAME = "host.name";
         HOST_ID = "host.id";
     }
+
+    /// Marks a row that stands for rows not kept apart; its value says who made it: the id of a
+    /// processor, or `memory_limit`. No row begins with it, so it is not among [`ALL`].
+    pub const REST: &str = "wattpipe.rest";
 }
 
 /// A small ordered map of attributes. Rows share one set behind an `Arc` for as long as the

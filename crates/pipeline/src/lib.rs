@@ -15,6 +15,7 @@ pub mod privileges;
 pub mod processor;
 pub mod recording;
 pub mod registry;
+pub mod rows;
 pub mod runner;
 pub mod shutdown;
 pub mod source;

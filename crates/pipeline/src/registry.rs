@@ -76,6 +76,17 @@ impl ConfigProblem {
             allowed: Vec::new(),
         }
     }
+
+    /// A problem at `path` where `endpoint` is not the `host:port` of a place to listen on.
+    pub fn of_listener(path: &str, endpoint: &str) -> Option<Self> {
+        let valid = endpoint.rsplit_once(':').is_some_and(|(host, port)| {
+            port.parse::<u16>().is_ok() && !host.is_empty() && !host.contains('/')
+        });
+        (!valid).then(|| {
+            let what = "is no address to listen on: write `host:port`, such as 127.0.0.1:9464";
+            Self::at(path, format!("`{endpoint}` {what}"))
+        })
+    }
 }
 
 /// Why a component could not be built from valid configuration.

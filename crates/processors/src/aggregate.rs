@@ -21,11 +21,10 @@ use wattpipe_pipeline::{
     batch::{State, UsageBatch, UsageRow, Window, ZoneUsage},
     identity::{AttributeSet, Process, attr},
     registry::BuildError,
+    rows::Sum,
     telemetry::Counter,
     units::ConfigDuration,
 };
-
-use crate::rows::{REST, Sum};
 
 /// Rows of one interval at most; more are added to one row marked `wattpipe.rest`.
 const MAX_ROWS: usize = 65_536;
@@ -88,7 +87,7 @@ impl ProcessorComponent for Aggregate {
             interval: config.interval.nanos().0,
             keeps_processes: names(attr::PROCESS_PID) && names(attr::PROCESS_CREATION_TIME),
             by: config.by,
-            rest: Arc::new(AttributeSet::from_iter([(REST, context.id.as_str())])),
+            rest: Arc::new(AttributeSet::from_iter([(attr::REST, context.id.as_str())])),
             short: HashMap::new(),
             pending: None,
             overflowed: context.telemetry.counter(
@@ -266,7 +265,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::rows::testing::{check_sums, row, window};
+    use crate::testing::{check_sums, row, window};
 
     fn aggregate(interval: u64, by: &[&str]) -> Aggregate {
         let config = AggregateConfig {

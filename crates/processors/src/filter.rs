@@ -331,7 +331,7 @@ impl Filter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rows::testing::{check_sums, row, window};
+    use crate::testing::{check_sums, row, window};
 
     fn config(json: serde_json::Value) -> FilterConfig {
         serde_json::from_value(json).unwrap()

@@ -6,7 +6,8 @@ pub mod attribution;
 pub mod delta;
 pub mod filter;
 pub mod power_model;
-pub mod rows;
+#[cfg(test)]
+mod testing;
 pub mod top;
 
 use wattpipe_pipeline::registry::ProcessorEntry;

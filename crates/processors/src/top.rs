@@ -13,10 +13,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use wattpipe_pipeline::{
     Batch, BatchKind, BuildContext, Config, ConfigProblem, Processor, ProcessorComponent,
-    ProcessorError, batch::UsageBatch, identity::AttributeSet, registry::BuildError, runner,
+    ProcessorError,
+    batch::UsageBatch,
+    identity::{AttributeSet, attr},
+    registry::BuildError,
+    rows::Sum,
+    runner,
 };
-
-use crate::rows::{REST, Sum};
 
 /// Configuration of `top`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -56,7 +59,7 @@ impl ProcessorComponent for Top {
     type Config = TopConfig;
 
     fn build(config: TopConfig, context: &BuildContext) -> Result<Self, BuildError> {
-        let rest = AttributeSet::from_iter([(REST, context.id.as_str())]);
+        let rest = AttributeSet::from_iter([(attr::REST, context.id.as_str())]);
         Ok(Self { n: config.n, rest: Arc::new(rest) })
     }
 }
@@ -100,7 +103,7 @@ fn largest_first(a: Option<f64>, b: Option<f64>) -> Ordering {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::rows::testing::{check_sums, row, window};
+    use crate::testing::{check_sums, row, window};
 
     fn top(n: usize, usage: UsageBatch) -> UsageBatch {
         let context = BuildContext { id: "top".into(), ..BuildContext::default() };
@@ -120,7 +123,7 @@ mod tests {
             out.rows.iter().filter_map(|r| r.attributes.get_str("container.id")).collect();
         names.sort_unstable();
         assert_eq!(names, kept);
-        let rest = out.rows.iter().find(|r| r.attributes.get_str(REST) == Some("top"));
+        let rest = out.rows.iter().find(|r| r.attributes.get_str(attr::REST) == Some("top"));
         assert_eq!(rest.map(|r| r.cpu.0), rest_cpu);
     }
 

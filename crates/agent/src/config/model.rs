@@ -79,8 +79,9 @@ impl Config for Service {
     fn check(&self) -> Vec<ConfigProblem> {
         let mut problems = self.security.check();
         let endpoint = self.telemetry.metrics.endpoint.as_deref();
-        problems
-            .extend(endpoint.and_then(|e| crate::listen::check("telemetry.metrics.endpoint", e)));
+        problems.extend(
+            endpoint.and_then(|e| ConfigProblem::of_listener("telemetry.metrics.endpoint", e)),
+        );
         if self.memory_limit.is_some_and(|l| l.bytes() < 16 << 20) {
             problems
                 .push(ConfigProblem::at("memory_limit", "less than 16MiB is not enough to run"));

@@ -5,8 +5,8 @@ use std::fmt::Write as _;
 
 use wattpipe_exporters::semconv::{
     ACTIVE, CONTEXT_SWITCHES, CPU_TIME, ENERGY, ENERGY_MODE, ENERGY_SOURCE, ENERGY_ZONE, HW_ENERGY,
-    HW_ID, HW_TYPE, IDENTIFYING, IDLE, LEVELS, Level, Metric, OVERFLOW, POWER_MODEL_NAME, REST,
-    SCOPE, SERVICE_NAME, SHORT_LIVED, UNATTRIBUTED,
+    HW_ID, HW_TYPE, IDENTIFYING, IDLE, LEVELS, Level, Metric, OVERFLOW, POWER_MODEL_NAME, SCOPE,
+    SERVICE_NAME, SHORT_LIVED, UNATTRIBUTED,
 };
 
 const HEAD: &str = "\
@@ -251,7 +251,7 @@ every sample of a workload, where it has them; with `resource_to_telemetry_conve
 | `{ENERGY_SOURCE}` | points of energy | `estimate` where no meter reads, else absent |
 | `{POWER_MODEL_NAME}` | the scope | `wattpipe`, or `estimate`; absent without energy |
 | `{OVERFLOW}` | one series a level | `true`: the sum of what found no place below `max_series` |
-| `{REST}` | one series | the id of the processor (`top`, `aggregate`) that made it of what it did not keep apart |
+| `{rest}` | one series | made of what was not kept apart: by the processor of this id (`top`, `aggregate`), or near `service::memory_limit` (`memory_limit`) |
 
 The series `process.executable.name=\"{SHORT_LIVED}\"` holds the processes that lived less than a window and have no
 container.
@@ -279,6 +279,7 @@ With `attribute_idle: true` the idle part is `{mode}=\"{IDLE}\"`, and the differ
 part.
 ",
         hw = HW_ENERGY.name,
+        rest = wattpipe_pipeline::identity::attr::REST,
         hw_energy = HW_ENERGY.prometheus,
         unattributed = UNATTRIBUTED.prometheus,
         process = ENERGY[0].prometheus,

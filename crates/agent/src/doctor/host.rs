@@ -1,9 +1,12 @@
 //! Facts of the host beside the probe.
 
-use std::{fs, os::unix::net::UnixStream, path::Path};
+use std::{fs, os::unix::net::UnixStream};
 
 use wattpipe_pipeline::registry::HostRoots;
-use wattpipe_processors::power_model::estimate::Machine;
+use wattpipe_processors::{
+    attribution::{config::Sockets, runtimes},
+    power_model::estimate::Machine,
+};
 use wattpipe_source::{
     cgroup,
     meter::{MeterSelection, Meters, ProblemKind},
@@ -93,25 +96,21 @@ pub(super) fn pid_namespace(roots: &HostRoots) -> Finding {
     }
 }
 
-/// Container runtimes by their sockets.
-pub(super) fn runtimes() -> Vec<Finding> {
-    const SOCKETS: [(&str, &str); 4] = [
-        ("docker", "/var/run/docker.sock"),
-        ("podman", "/run/podman/podman.sock"),
-        ("containerd", "/run/containerd/containerd.sock"),
-        ("cri-o", "/var/run/crio/crio.sock"),
-    ];
-    let findings: Vec<Finding> = SOCKETS
+/// Container runtimes, where `attribution` looks for their sockets.
+pub(super) fn runtimes(roots: &HostRoots) -> Vec<Finding> {
+    let findings: Vec<Finding> = runtimes::find(&Sockets::Auto, roots)
         .into_iter()
-        .filter(|(_, socket)| Path::new(socket).exists())
-        .map(|(name, socket)| match UnixStream::connect(socket) {
-            Ok(_) => Finding::ok("containers", format!("{name} at {socket}")),
-            Err(e) => Finding::missing(
-                "containers",
-                format!("{name} at {socket} does not answer: {e}"),
-                "containers have their ids, but no names and images",
-                "run as root or as a member of the socket's group",
-            ),
+        .map(|runtime| {
+            let place = format!("{} at {}", runtime.name, runtime.socket.display());
+            match UnixStream::connect(&runtime.socket) {
+                Ok(_) => Finding::ok("containers", place),
+                Err(e) => Finding::missing(
+                    "containers",
+                    format!("{place} does not answer: {e}"),
+                    "containers have their ids, but no names and images",
+                    "run as root or as a member of the socket's group",
+                ),
+            }
         })
         .collect();
     if findings.is_empty() {
@@ -135,5 +134,23 @@ pub(super) fn statistics(roots: &HostRoots) -> Finding {
             "wattpipe_probe_run_seconds_total is absent",
             "`sysctl kernel.bpf_stats_enabled=1`, which costs about 20 ns a switch",
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_runtime_is_found_wherever_attribution_finds_it() {
+        let tree = tempfile::tempdir().unwrap();
+        let directory = tree.path().join("run/k3s/containerd");
+        fs::create_dir_all(&directory).unwrap();
+        let _listener = UnixListener::bind(directory.join("containerd.sock")).unwrap();
+        let roots = HostRoots { procfs: tree.path().join("proc"), ..HostRoots::default() };
+        let found = runtimes(&roots);
+        assert!(found.iter().any(|f| f.found.ends_with("run/k3s/containerd/containerd.sock")));
     }
 }

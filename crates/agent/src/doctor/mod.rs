@@ -126,7 +126,7 @@ async fn diagnose(roots: &HostRoots, registry: &Registry) -> Diagnosis {
     findings.extend(meters);
     findings.push(host::cgroups(roots));
     findings.push(host::pid_namespace(roots));
-    findings.extend(host::runtimes());
+    findings.extend(host::runtimes(roots));
     findings.push(host::statistics(roots));
     let source = match works {
         true => "source: ebpf (every context switch, exact)",

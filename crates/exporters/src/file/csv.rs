@@ -16,9 +16,8 @@ use std::borrow::Cow;
 use wattpipe_pipeline::{
     batch::{State, UsageBatch},
     identity::{AttributeSet, attr},
+    units::rfc3339,
 };
-
-use crate::records::rfc3339;
 
 /// Columns that describe the workload, by the names of their attributes.
 const ATTRIBUTES: &[&str] = &[

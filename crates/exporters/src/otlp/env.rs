@@ -111,7 +111,8 @@ fn headers(text: &str) -> BTreeMap<String, Secret> {
         .collect()
 }
 
-pub(super) fn percent_decoded(text: &str) -> String {
+/// `%41` becomes `A`, as in the values of OpenTelemetry's variables; what is no such escape stays.
+pub fn percent_decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut out = Vec::with_capacity(bytes.len());
     let mut at = 0;

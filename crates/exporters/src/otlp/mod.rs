@@ -36,6 +36,7 @@ pub use config::{
     Compression, Encoding, OtlpGrpcConfig, OtlpHttpConfig, Shared, Temporality, TlsConfig,
 };
 pub use encode::{Encoder, EncoderOptions};
+pub use env::percent_decoded;
 pub use exporter::{OtlpExporter, Protocol};
 pub use requests::Requests;
 

@@ -42,13 +42,8 @@ impl Default for PrometheusConfig {
 
 impl Config for PrometheusConfig {
     fn check(&self) -> Vec<ConfigProblem> {
-        let mut problems = Vec::new();
-        let port = self.endpoint.rsplit_once(':').map(|(host, port)| (host, port.parse::<u16>()));
-        if !matches!(port, Some((host, Ok(_))) if !host.is_empty()) {
-            let message =
-                format!("`{}` is not `address:port`, such as `127.0.0.1:9464`", self.endpoint);
-            problems.push(ConfigProblem::at("endpoint", message));
-        }
+        let mut problems: Vec<_> =
+            ConfigProblem::of_listener("endpoint", &self.endpoint).into_iter().collect();
         let plain = |c: char| c.is_ascii_alphanumeric() || "/-_.".contains(c);
         if !self.path.starts_with('/') || !self.path.chars().all(plain) {
             problems.push(ConfigProblem::at(
@@ -58,5 +53,25 @@ impl Config for PrometheusConfig {
         }
         check_series(&mut problems, &self.levels, self.max_series, MAX_REQUEST_SIZE);
         problems
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_can_be_listened_on_is_an_endpoint() {
+        let check = |endpoint: &str, ok| {
+            let config =
+                PrometheusConfig { endpoint: endpoint.to_owned(), ..PrometheusConfig::default() };
+            assert_eq!(config.check().is_empty(), ok, "{endpoint}");
+        };
+        check("127.0.0.1:9464", true);
+        check("[::]:9464", true);
+        check("localhost:0", true);
+        for wrong in ["", "nowhere", ":9464", "0.0.0.0:x", "http://0.0.0.0:9464", "host:1/x"] {
+            check(wrong, false);
+        }
     }
 }

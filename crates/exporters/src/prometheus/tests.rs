@@ -26,6 +26,24 @@ fn in_window(usage: Usage) -> Usage {
         .energy(0, 6.0, 0.5)
 }
 
+/// A page on which one sample names a label twice is refused as a whole.
+#[tokio::test]
+async fn names_that_become_one_label_are_told_once() {
+    let convert =
+        PrometheusConfig { resource_to_telemetry_conversion: true, ..PrometheusConfig::default() };
+    let mut exporter = build(convert);
+    let usage = Usage::window(0, S)
+        .process(7, "a", 500, S / 4)
+        .attribute("k8s.pod.label.app.kubernetes.io/name", "one")
+        .attribute("k8s.pod.label.app_kubernetes_io_name", "two")
+        .attribute("k8s.pod.label.name", "label_app_kubernetes_io_name=");
+    exporter.export(usage.batch()).await.unwrap();
+    let page = exporter.page(false);
+    assert_eq!(page.matches("k8s_pod_label_app_kubernetes_io_name=\"one\"").count(), 2);
+    assert!(!page.contains("two"), "{page}");
+    assert!(page.contains("k8s_pod_label_name="), "{page}");
+}
+
 #[tokio::test]
 async fn classic_text() {
     let mut exporter = build(PrometheusConfig::default());

@@ -176,18 +176,33 @@ impl Page<'_> {
 
     fn labels(&self, own: &AttributeSet, all: bool) -> String {
         let mut labels = String::new();
-        if self.convert {
-            for (key, value) in self.resource.iter().filter(|(key, _)| own.get(key).is_none()) {
+        if !all && !self.convert {
+            for (key, value) in own.iter().filter(|(key, _)| semconv::IDENTIFYING.contains(key)) {
                 attribute(&mut labels, key, value);
             }
+            return labels;
         }
-        for (key, value) in own.iter() {
-            if all || self.convert || semconv::IDENTIFYING.contains(&key) {
-                attribute(&mut labels, key, value);
+        let resource =
+            self.resource.iter().filter(|(key, _)| self.convert && own.get(key).is_none());
+        for (key, value) in resource.chain(own.iter()) {
+            let before = labels.len();
+            attribute(&mut labels, key, value);
+            if is_repeated(&labels, before) {
+                labels.truncate(before);
             }
         }
         labels
     }
+}
+
+/// Whether the label that begins at `at` has the name of one before it: attributes that users name
+/// may differ in what no label can hold. Of two the first stays, since a scraper refuses both.
+fn is_repeated(labels: &str, at: usize) -> bool {
+    let (before, label) = labels.split_at(at);
+    let label = label.trim_start_matches(',');
+    // With the quote behind it, which is escaped within a value.
+    let Some(name) = label.find('"').map(|end| &label[..=end]) else { return false };
+    before.match_indices(name).any(|(at, _)| at == 0 || before.as_bytes()[at - 1] == b',')
 }
 
 fn suffix(zone: &ZoneSeries, mode: &str) -> String {

@@ -241,12 +241,15 @@ impl Dispatcher {
         while let Some(first) = self.store.next().await {
             let parcel = self.fill(first).await;
             let busy = under_way.len() >= self.consumers;
-            if window != Some(parcel.request.window) {
+            // One that was merged of several windows goes out alone.
+            let one = parcel.tickets.iter().all(|t| t.window == parcel.request.window);
+            let next = one.then_some(parcel.request.window);
+            if next.is_none() || next != window {
                 while under_way.join_next().await.is_some() {}
             } else if busy {
                 under_way.join_next().await;
             }
-            window = Some(parcel.request.window);
+            window = next;
             let (courier, store) = (self.courier.clone(), self.store.clone());
             under_way.spawn(async move {
                 let done = courier.deliver(parcel.request).await;

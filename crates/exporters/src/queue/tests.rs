@@ -2,7 +2,7 @@
 
 use std::sync::{
     Mutex, PoisonError,
-    atomic::{AtomicU64, Ordering::SeqCst},
+    atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst},
 };
 
 use tokio::sync::Semaphore;
@@ -137,6 +137,47 @@ async fn without_retries_a_failure_is_a_loss() {
     o.retry.enabled = false;
     let script = Script { answers: Mutex::new(vec![retry()]), ..Script::default() };
     check(o, script, vec![request(10, 1), request(5, 2)], (5, 10, 0)).await;
+}
+
+/// Takes its time, and notes how many requests came at once.
+#[derive(Default)]
+struct AtOnce {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+#[async_trait]
+impl Transport for AtOnce {
+    async fn send(&self, _: Bytes) -> Outcome {
+        self.most.fetch_max(self.now.fetch_add(1, SeqCst) + 1, SeqCst);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        self.now.fetch_sub(1, SeqCst);
+        Outcome::Delivered { rejected: 0, message: String::new() }
+    }
+
+    fn split(&self, _: &Request) -> Option<[Request; 2]> {
+        None
+    }
+}
+
+#[tokio::test]
+async fn nothing_overtakes_what_a_merged_request_has_of_an_earlier_window() {
+    let mut o = options();
+    o.queue.batch = Some(BatchConfig { min_size: 2, ..BatchConfig::default() });
+    let check = async |requests: &[(u64, u64)], most| {
+        let transport = Arc::new(AtOnce::default());
+        let mut queue =
+            Queue::start(o.clone(), transport.clone(), Counters::default()).await.unwrap();
+        let requests = requests.iter().map(|&(points, window)| request(points, window));
+        queue.push(requests.collect(), false).await;
+        queue.shutdown(Duration::from_secs(2)).await;
+        assert_eq!(transport.most.load(SeqCst), most);
+    };
+    // Of one window, side by side.
+    check(&[(2, 1), (2, 1), (2, 1)], 3).await;
+    // The second and third become one, with the end of one window and the beginning of the next.
+    check(&[(2, 1), (1, 1), (1, 2), (2, 2)], 1).await;
+    check(&[(1, 1), (1, 2), (1, 2), (1, 3)], 1).await;
 }
 
 #[tokio::test]

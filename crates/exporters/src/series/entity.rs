@@ -53,7 +53,7 @@ pub(super) fn process_key(row: &UsageRow) -> Option<(Tgid, Option<Nanos>)> {
 /// Whether a row holds what `top` did not keep apart: workloads that may have had rows of their own
 /// in other windows. (What `aggregate` leaves over is the same workloads every time.)
 pub(super) fn is_rest(row: &UsageRow) -> bool {
-    let by = row.attributes.get_str(semconv::REST);
+    let by = row.attributes.get_str(attr::REST);
     by.is_some_and(|id| id.split('/').next() == Some("top"))
 }
 

@@ -92,7 +92,7 @@ fn aggregated_rows_are_series_by_their_attributes() {
     };
     assert_eq!(step(&mut s, &by(0, attr::PROCESS_OWNER, "root")), lines(&[("?", 0.0, 0.5, false)]));
     assert_eq!(step(&mut s, &by(1, attr::CONTAINER_ID, "c")), lines(&[("c", 0.0, 0.5, false)]));
-    let rest = step(&mut s, &by(2, crate::semconv::REST, "aggregate/x"));
+    let rest = step(&mut s, &by(2, attr::REST, "aggregate/x"));
     assert_eq!(rest, lines(&[("?", 0.0, 0.5, false)]));
     assert_eq!(s.entities().count(), 3);
 }
@@ -180,8 +180,7 @@ fn what_leaves_and_returns_starts_anew() {
     let merged = |n: u64, name: &'static str, pid: u32| {
         let mut b = second(n).process(pid, name, 0, S / 4).process(9, "x", 0, S / 8).build();
         b.rows[1].process = None;
-        b.rows[1].attributes =
-            std::sync::Arc::new([(crate::semconv::REST, "top")].into_iter().collect());
+        b.rows[1].attributes = std::sync::Arc::new([(attr::REST, "top")].into_iter().collect());
         b
     };
     let mut s = state(&[Level::Process], 10);

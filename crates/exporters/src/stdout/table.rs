@@ -130,7 +130,7 @@ impl<'a> Table<'a> {
 
     fn heading(&self, out: &mut String) {
         let w = &self.batch.window;
-        let at = crate::records::rfc3339(w.unix_ns(w.end));
+        let at = wattpipe_pipeline::units::rfc3339(w.unix_ns(w.end));
         let time = at.get(..19).unwrap_or(&at).replace('T', " ");
         let mut line = format!(
             "{time} UTC   {:.3} s   {} CPUs   {} switches",

@@ -101,7 +101,8 @@ pub(super) fn window_of(batch: &Batch) -> Option<Window> {
     match batch {
         Batch::Usage(usage) => Some(usage.window),
         Batch::Switches(switches) => {
-            switches.edge.map(|edge| Window { end: edge.ts, ..Window::default() })
+            // Where it began, the batch does not say.
+            switches.edge.map(|e| Window { start: e.ts, end: e.ts, ..Window::default() })
         }
     }
 }

@@ -4,14 +4,11 @@
 use std::sync::Arc;
 
 use crate::{
-    batch::{RowEnergy, State, UsageBatch, UsageRow},
-    identity::AttributeSet,
+    batch::UsageBatch,
+    identity::{AttributeSet, attr},
+    rows::Sum,
     telemetry::{Counter, Telemetry},
-    units::Nanos,
 };
-
-/// The attribute of a row that stands for others.
-const REST: &str = "wattpipe.rest";
 
 /// Counts what was folded.
 pub(super) struct Shedder {
@@ -21,7 +18,7 @@ pub(super) struct Shedder {
 
 impl Shedder {
     pub(super) fn new(telemetry: &Telemetry) -> Self {
-        let attributes: AttributeSet = [(REST, "memory_limit")].into_iter().collect();
+        let attributes: AttributeSet = [(attr::REST, "memory_limit")].into_iter().collect();
         Self {
             rows: telemetry.counter(
                 "wattpipe_memory_limit_shed_rows_total",
@@ -42,41 +39,21 @@ pub(super) fn shed(usage: &mut Arc<UsageBatch>, max: usize, shedder: &mut Shedde
     usage.rows.sort_by_key(|row| std::cmp::Reverse(row.cpu));
     // Usage per slice names rows by their index.
     usage.slices.clear();
-    let mut rest = UsageRow {
-        process: None,
-        attributes: shedder.attributes.clone(),
-        state: State::Running,
-        cpu: Nanos(0),
-        cycles: None,
-        switches: None,
-        energy: Default::default(),
-        confidence: None,
-    };
     shedder.rows.add((usage.rows.len() - max) as u64);
+    let mut rest = Sum::default();
     for row in usage.rows.drain(max..) {
-        rest.cpu = Nanos(rest.cpu.0.saturating_add(row.cpu.0));
-        for (sum, more) in [(&mut rest.switches, row.switches), (&mut rest.cycles, row.cycles)] {
-            if let Some(more) = more {
-                *sum.get_or_insert(0) += more;
-            }
-        }
-        for RowEnergy { zone, active, idle } in row.energy {
-            match rest.energy.iter_mut().find(|e| e.zone == zone) {
-                Some(sum) => {
-                    sum.active += active;
-                    sum.idle += idle;
-                }
-                None => rest.energy.push(RowEnergy { zone, active, idle }),
-            }
-        }
+        rest.add(&row, |zone| zone);
     }
-    usage.rows.push(rest);
+    usage.rows.push(rest.into_row(shedder.attributes.clone()));
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::Window;
+    use crate::{
+        batch::{RowEnergy, State, UsageRow, Window},
+        units::Nanos,
+    };
 
     #[test]
     fn sums_stay_when_rows_go() {

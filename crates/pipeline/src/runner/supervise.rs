@@ -262,14 +262,18 @@ impl Runner {
         let (generation, gate) = (incarnation.generation, incarnation.gate.clone());
         incarnation.stop.fire();
         gate.turn_away();
+        let is_end = |event: &Event| {
+            matches!(event, Event::SourceEnded { number: n, generation: g, .. }
+                if *n == number && *g == generation)
+        };
+        if let Some(at) = self.deferred.iter().position(is_end) {
+            self.deferred.remove(at);
+            return true;
+        }
         let ended = timeout(STOP_TIMEOUT, async {
             loop {
                 match self.events.recv().await {
-                    Some(Event::SourceEnded { number: n, generation: g, .. })
-                        if n == number && g == generation =>
-                    {
-                        return;
-                    }
+                    Some(event) if is_end(&event) => return,
                     Some(other) => self.deferred.push_back(other),
                     None => return,
                 }

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 
 use super::*;
 use crate::{
-    batch::{State, UsageBatch, UsageRow},
+    batch::{Edge, State, SwitchBatch, UsageBatch, UsageRow},
     exporter::ExportError,
     processor::ProcessorError,
     source::SourceContext,
@@ -398,6 +398,29 @@ async fn what_a_stuck_exporter_has_not_taken_is_counted_and_costs_others_nothing
     let sent = ticker.next.load(SeqCst) - 1;
     assert_eq!(seen.lock().unwrap().len() as u64 + lost(&telemetry, "keeper"), sent);
     assert_eq!(lost(&telemetry, "a"), sent);
+}
+
+#[tokio::test]
+async fn a_source_that_has_ended_needs_no_waiting_to_be_stopped() {
+    let seen = Seen::default();
+    let graph = graph(&Ticker::to(1), (0, Step::default()), (0, Keeper::new(&seen)));
+    let mut runner = Runner::start(graph, options()).await.unwrap();
+    let number = runner.sources[0].number;
+    // It ends while something else is awaited.
+    while runner.deferred.is_empty() {
+        let event = runner.events.recv().await.unwrap();
+        runner.deferred.push_back(event);
+    }
+    assert!(runner.stop_source(number).await);
+    runner.drain().await;
+}
+
+#[test]
+fn a_window_of_switches_has_no_length_of_its_own() {
+    let edge = Some(Edge { ts: Nanos(500) });
+    let batch = Batch::Switches(Arc::new(SwitchBatch { edge, ..SwitchBatch::default() }));
+    let window = progress::window_of(&batch).unwrap();
+    assert_eq!((window.end, window.duration()), (Nanos(500), Nanos(0)));
 }
 
 #[tokio::test]

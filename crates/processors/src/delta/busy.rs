@@ -51,6 +51,9 @@ impl Map {
     }
 
     fn halve(&mut self) {
+        if !self.words.len().is_multiple_of(2) {
+            self.words.push(0);
+        }
         for i in 0..self.words.len() / 2 {
             let (a, b) = (squeeze(self.words[2 * i]), squeeze(self.words[2 * i + 1]));
             self.words[i] = a | b << 32;
@@ -281,6 +284,15 @@ mod tests {
         assert_eq!(map.time(1 << 20, 1 << 22), 1 << 19);
         map.halve();
         assert_eq!(map.time(0, 1 << 22), 3 << 19);
+    }
+
+    #[test]
+    fn what_is_marked_early_in_a_long_window_stays() {
+        let mut map = Map { words: Vec::new(), shift: SHIFT };
+        let (early, hour) = (50_000_000, 3_600_000_000_000);
+        map.mark(0, early);
+        map.mark(hour - 1, hour);
+        assert!(map.time(0, hour / 2) >= early);
     }
 
     #[test]

@@ -56,7 +56,7 @@ use wattpipe_pipeline::{
 };
 
 pub use config::{Attach, Clock, Cycles, EbpfConfig, MeterInterval};
-pub(crate) use cpus::place;
+pub(crate) use cpus::{parse_list, place};
 pub use error::EbpfError;
 pub use host::{Check, probe_host};
 

@@ -10,7 +10,10 @@ use std::{
 
 use wattpipe_pipeline::units::Nanos;
 
-use crate::ebpf::sys::{PerfEvent, perf_event_open};
+use crate::ebpf::{
+    parse_list,
+    sys::{PerfEvent, perf_event_open},
+};
 
 use super::{Found, Meter, MeterKind, Problem, ProblemKind, ZoneInfo, files, zone};
 
@@ -40,7 +43,7 @@ fn find_with(sysfs: &Path, open: impl Fn(PerfEvent, u32) -> io::Result<File>) ->
     let Ok(pmu_type) = files::number(&pmu.join("type")) else {
         return found;
     };
-    let cpus = files::text(&pmu.join("cpumask")).map(|t| cpu_list(&t)).unwrap_or_default();
+    let cpus = files::text(&pmu.join("cpumask")).map(|t| parse_list(&t)).unwrap_or_default();
     let mut counters = Vec::new();
     let mut refused = None;
     for (event, kind, hw_type, covers) in EVENTS {
@@ -105,17 +108,6 @@ fn event_code(text: &str) -> Option<u64> {
     }
 }
 
-/// `0,16-17` as numbers; nonsense is left out.
-fn cpu_list(text: &str) -> Vec<u32> {
-    text.split(',')
-        .filter_map(|part| {
-            let (a, b) = part.trim().split_once('-').unwrap_or((part.trim(), part.trim()));
-            Some(a.parse::<u32>().ok()?..=b.parse::<u32>().ok()?)
-        })
-        .flat_map(|range| range.take(4096))
-        .collect()
-}
-
 struct Counter {
     file: File,
     /// Of one count.
@@ -145,9 +137,7 @@ mod tests {
     use std::{fs, io::Write};
 
     #[test]
-    fn lists_and_codes() {
-        assert_eq!(cpu_list("0,16-17"), [0, 16, 17]);
-        assert_eq!(cpu_list("x,"), Vec::<u32>::new());
+    fn codes() {
         assert_eq!(event_code("event=0x02"), Some(2));
         assert_eq!(event_code("config=1,event=5"), Some(5));
         assert_eq!(event_code("umask=1"), None);

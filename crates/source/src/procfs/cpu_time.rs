@@ -64,20 +64,24 @@ pub struct CpuTime {
 }
 
 impl CpuTime {
-    /// Reads again. `None` where the process is gone; `false` where nothing was used since.
+    /// Reads again. `None` where the process is gone; `false` where nothing was used since. A reading
+    /// below the last one is another process's, to be looked at closely.
     pub fn advance(&mut self, method: Method, procfs: &Path, pid: Tgid) -> Option<bool> {
         let before = self.total;
-        match method {
-            Method::Clock => self.total = self.total.max(clock(pid)?),
-            Method::Schedstat => self.add_threads(&procfs.join(pid.to_string()))?,
+        let read = match method {
+            Method::Clock => clock(pid)?,
+            Method::Schedstat => {
+                self.add_threads(&procfs.join(pid.to_string()))?;
+                self.total
+            }
             Method::Stat => {
                 let stat = read_stat(&procfs.join(pid.to_string())).ok()?;
                 let tick = 1_000_000_000 / procfs_crate::ticks_per_second().max(1);
-                let total = stat.utime.saturating_add(stat.stime).saturating_mul(tick);
-                self.total = self.total.max(Nanos(total));
+                Nanos(stat.utime.saturating_add(stat.stime).saturating_mul(tick))
             }
-        }
-        Some(self.total > before)
+        };
+        self.total = self.total.max(read);
+        Some(read != before)
     }
 
     /// Adds what each living thread ran since the last reading. The last stretch of a thread that

@@ -132,6 +132,35 @@ fn only_what_ran_has_a_row() {
     assert_eq!(rows(&rig.window()), []);
 }
 
+/// By its CPU clock or `stat` the successor stands below what the pid had used before.
+#[test]
+fn a_pid_that_is_used_again_between_two_looks_is_another_process() {
+    let with_ticks = |root: &Path, p: P, ticks: u64| {
+        put(root, p);
+        let file = root.join("proc").join(p.pid.to_string()).join("stat");
+        let text = fs::read_to_string(&file)
+            .unwrap()
+            .replace(" 0 5 6 0 0 20 ", &format!(" 0 {ticks} 0 0 0 20 "));
+        fs::write(file, text).unwrap();
+    };
+    let mut rig = Rig::new(|root| {
+        fs::remove_file(root.join("proc/self/schedstat")).unwrap();
+        with_ticks(root, P7, 500);
+    });
+    with_ticks(rig.root(), P { comm: "b", started: 90, ..P7 }, 3);
+    let usage = rig.window();
+    let told: Vec<_> = usage
+        .rows
+        .iter()
+        .map(|r| (r.attributes.get_str(attr::PROCESS_EXECUTABLE_NAME), r.state))
+        .collect();
+    assert_eq!(told[0], (Some("a"), Exited));
+    with_ticks(rig.root(), P { comm: "b", started: 90, ..P7 }, 4);
+    let next = rig.window();
+    let told = next.rows[0].attributes.get_str(attr::PROCESS_EXECUTABLE_NAME);
+    assert_eq!((told, next.rows[0].state), (Some("b"), Running));
+}
+
 #[test]
 fn an_end_is_told_once() {
     let mut rig = Rig::new(|root| {

@@ -216,7 +216,10 @@ impl Assembler {
                 beyond.push((*cpu, next));
             }
         }
-        // Only the batch with the edge may hold what is later than it, so these come last.
+        // Only the batch with the edge may hold what is later than it, so these come last, together.
+        if batches.last().is_some_and(|b| b.entries.len() + beyond.len() > MAX_ENTRIES) {
+            batches.push(SwitchBatch::default());
+        }
         for (cpu, next) in beyond {
             push_items(&mut batches, cpu, &[next]);
         }

@@ -99,6 +99,27 @@ fn large_windows_come_in_several_batches_and_only_the_last_has_the_edge() {
     assert!(out.iter().rev().skip(1).all(|b| b.edge.is_none() && b.entries.len() <= 1 << 16));
 }
 
+/// Whatever fits into the last batch but one: what is later than the edge comes with the edge.
+#[test]
+fn what_is_later_than_the_edge_stands_in_its_batch_alone() {
+    let switch = |ts, cpu| {
+        format!(r#"{{"type":"switch","ts":{ts},"cpu":{cpu},"prev":0,"next":0,"cycles":{ts}}}"#)
+    };
+    let mut text = lines(&[]);
+    for ts in 1..1 << 16 {
+        text.push_str(&switch(ts, 0));
+        text.push('\n');
+    }
+    for line in [r#"{"type":"window","ts":100000}"#, &switch(100_001, 0), &switch(100_002, 1)] {
+        text.push_str(line);
+        text.push('\n');
+    }
+    text.push_str("{\"type\":\"window\",\"ts\":200000}\n");
+    for batch in assemble(&text).unwrap().iter().filter(|b| b.edge.is_none()) {
+        assert!(batch.entries.iter().all(|e| e.ts.0 <= 100_000));
+    }
+}
+
 #[track_caller]
 fn check_error(text: &str, expected: &str) {
     let error = assemble(text).unwrap_err().to_string();

@@ -1,6 +1,10 @@
 //! The API server: a list of this node's pods, then the stream of their changes.
 
-use std::{env, sync::Arc, time::Duration};
+use std::{
+    env,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use http_body_util::BodyExt;
 use serde::Deserialize;
@@ -37,15 +41,22 @@ pub(super) async fn run(config: ApiConfig, wants: Wants, knowledge: Arc<Knowledg
     let mut log = Log::default();
     let mut pause = PAUSE;
     loop {
+        let begun = Instant::now();
         match list_and_watch(&config, &wants, &knowledge, &mut log).await {
             Ok(()) => pause = PAUSE,
             Err(e) => {
                 log.failed("the API server", &e);
-                pause = (pause * 2).min(PAUSE_MAX);
+                pause = longer(pause, begun.elapsed());
             }
         }
         tokio::time::sleep(pause).await;
     }
+}
+
+/// The pause after a failure, the last one having been `pause`. What went well for a while has
+/// nothing to do with failures before.
+fn longer(pause: Duration, went_well: Duration) -> Duration {
+    if went_well > PAUSE_MAX { PAUSE } else { (pause * 2).min(PAUSE_MAX) }
 }
 
 /// Ends without an error where the server ends the watch, or tells to list again.
@@ -135,5 +146,22 @@ fn escape(byte: u8) -> String {
         char::from(byte).to_string()
     } else {
         format!("%{byte:02X}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_outage_is_forgotten_once_the_watch_went_well() {
+        let check = |pause, went_well, expected| {
+            let [pause, went_well] = [pause, went_well].map(Duration::from_secs);
+            assert_eq!(longer(pause, went_well), Duration::from_secs(expected));
+        };
+        check(1, 0, 2);
+        check(32, 5, 60);
+        check(60, 5, 60);
+        check(60, 3600, 1);
     }
 }
