@@ -111,8 +111,16 @@ fn a_slow_receiver_gets_what_it_can_and_the_rest_is_told() {
         let log = ended(agent);
         let (produced, got) = (written(&file), receiver.got(keys.len()));
         assert!(got.iter().all(|p| produced.contains(p)));
-        let lost = told(&log, "otlp_http", "lost");
-        assert_eq!(got.len() + lost, produced.len(), "{keys}: {} arrived; {log}", got.len());
+        // An attempt that the end cuts off counts as lost, though it may have arrived.
+        let (lost, at_end) =
+            (told(&log, "otlp_http", "lost"), told(&log, "otlp_http", "before the end"));
+        let told_twice = (got.len() + lost).checked_sub(produced.len());
+        assert!(
+            told_twice.is_some_and(|n| n <= at_end),
+            "{keys}: {} of {} arrived; {log}",
+            got.len(),
+            produced.len()
+        );
     }
 }
 
