@@ -103,25 +103,22 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
     let up = tokio::time::timeout(fallback::SETTLE, agent.runner.working());
     tokio::pin!(up);
     let mut told = false;
-    // A stream that ends by itself answers for all of it, one that a signal ends for the drain.
-    let mut lost_before = 0;
-    loop {
+    let stopped = loop {
         tokio::select! {
             _ = &mut up, if !told => {
                 notify::ready();
                 told = true;
             }
-            () = agent.runner.supervise() => break,
+            () = agent.runner.supervise() => break false,
             signal = signals.next() => match signal {
                 Told::Reload => reload::reload(&mut agent).await,
                 Told::Stop(name) => {
                     info!("{name}: draining");
-                    lost_before = lost_points(&agent.telemetry);
-                    break;
+                    break true;
                 }
             },
         }
-    }
+    };
     notify::stopping();
     let outcome = tokio::select! {
         outcome = agent.runner.drain() => outcome,
@@ -133,12 +130,14 @@ pub(crate) async fn serve(setup: Setup<'_>, loaded: Loaded) -> Exit {
     agent.beside.close().await;
     match outcome {
         Outcome::ReaderGone => Exit::Done,
-        Outcome::Done => match lost_points(&agent.telemetry).saturating_sub(lost_before) {
-            0 => Exit::Done,
-            points => {
+        // Whoever stops a service is not to be told that it failed because a receiver is away; a
+        // stream that ends by itself was to get somewhere.
+        Outcome::Done => match lost_points(&agent.telemetry) {
+            points if points > 0 && !stopped => {
                 error!(points, "data is lost, as told above");
                 Exit::Failed
             }
+            _ => Exit::Done,
         },
         Outcome::Failed(reason) | Outcome::Unavailable(reason) => {
             error!("{}", with_remedy(&reason));

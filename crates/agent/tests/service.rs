@@ -358,7 +358,7 @@ fn limits_of_the_process_are_met() {
     agent.signal(Signal::SIGTERM);
     let (code, log) = agent.end();
     // What waited at the end is lost, which is told.
-    assert_eq!(code, Some(1), "{log}");
+    assert!(code == Some(0) && log.contains("lost"), "{log}");
     let text = std::fs::read_to_string(out).unwrap();
     assert!(text.ends_with('\n') && text.len() <= 20_000, "whole lines up to the limit");
 }
