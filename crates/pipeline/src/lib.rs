@@ -11,6 +11,7 @@ pub mod batch;
 pub mod chain;
 pub mod exporter;
 pub mod identity;
+pub mod news;
 pub mod privileges;
 pub mod processor;
 pub mod recording;

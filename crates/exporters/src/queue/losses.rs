@@ -1,6 +1,5 @@
-//! What the log says of losses and of a receiver's warnings: the first at once, then a line now and
-//! then with all that came since. A receiver that refuses every request must not fill a disk with
-//! the news. Counting is the caller's; the lines' points add up to what was counted.
+//! What the log says of losses and of a receiver's warnings, now and then. Counting is the caller's;
+//! the lines' points add up to what was counted.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError},
@@ -8,9 +7,8 @@ use std::{
 };
 
 use tracing::warn;
+use wattpipe_pipeline::news::{News, Tally};
 
-/// Losses are told at most this often.
-const LOSSES_EVERY: Duration = Duration::from_secs(10);
 /// A warning that repeats itself is told at most this often.
 const WARNINGS_EVERY: Duration = Duration::from_secs(600);
 /// More of what a receiver says is not told.
@@ -25,10 +23,7 @@ pub(super) struct Losses {
 
 #[derive(Default)]
 struct State {
-    told: Option<Instant>,
-    points: u64,
-    requests: u64,
-    reason: String,
+    losses: Tally,
     warning: String,
     warned: Option<Instant>,
 }
@@ -40,13 +35,8 @@ impl Losses {
 
     /// Points of a request are lost.
     pub(super) fn lost(&self, points: u64, reason: &str) {
-        let mut state = self.lock();
-        state.points += points;
-        state.requests += 1;
-        reason.clone_into(&mut state.reason);
-        if state.told.is_none_or(|at| at.elapsed() >= LOSSES_EVERY) {
-            self.tell(&mut state);
-        }
+        let news = self.lock().losses.add(points, reason);
+        self.tell(news);
     }
 
     /// The receiver took a request and has something to say.
@@ -62,21 +52,18 @@ impl Losses {
 
     /// Tells what was held back.
     pub(super) fn flush(&self) {
-        let mut state = self.lock();
-        if state.requests > 0 {
-            self.tell(&mut state);
-        }
+        let news = self.lock().losses.rest();
+        self.tell(news);
     }
 
-    fn tell(&self, state: &mut State) {
-        let (points, requests, reason) = (state.points, state.requests, &state.reason);
+    fn tell(&self, news: Option<News>) {
+        let Some(News { amount: points, times: requests, reason }) = news else { return };
         match requests {
             1 => warn!(exporter = %self.id, points, "data is lost: {reason}"),
             _ => {
                 warn!(exporter = %self.id, points, requests, "data is lost, the last of it: {reason}");
             }
         }
-        (state.points, state.requests, state.told) = (0, 0, Some(Instant::now()));
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {

@@ -23,6 +23,7 @@ use super::{
 use crate::{
     batch::Batch,
     exporter::{Closer, ExportError, Exporter},
+    news::{News, Tally},
     privileges::Privileges,
     shutdown::{self, Shutdown, Trigger},
     telemetry::{Counter, Gauge, Telemetry},
@@ -32,8 +33,6 @@ use crate::{
 const EXPORT_QUEUE: usize = 16;
 /// An exporter that has been at one batch for so long is called stuck.
 const STUCK: Duration = Duration::from_secs(60);
-/// Failures of one exporter are told at most this often.
-const FAILURES_EVERY: Duration = Duration::from_secs(10);
 
 /// An exporter with its queue.
 pub(super) struct ExporterSlot {
@@ -250,7 +249,7 @@ async fn work(
     stage: &Stage,
 ) {
     let failed = shared.failed(id);
-    let mut failures = Failures::new(id);
+    let mut failures = Tally::default();
     let mut rx = rx.lock().await;
     loop {
         let batch = tokio::select! {
@@ -265,7 +264,7 @@ async fn work(
         stage.done();
         match result {
             Ok(()) => {
-                failures.tell_if_due();
+                tell(id, failures.due());
                 shared.progress.took(window);
             }
             Err(ExportError::Closed) => {
@@ -275,7 +274,7 @@ async fn work(
             }
             Err(ExportError::Failed { what, dropped }) => {
                 failed.add(dropped);
-                failures.add(dropped, what);
+                tell(id, failures.add(dropped, &what));
             }
             Err(ExportError::Fatal(reason)) => {
                 rx.close();
@@ -285,7 +284,7 @@ async fn work(
             }
         }
     }
-    failures.tell();
+    tell(id, failures.rest());
     // Of one that has failed for good.
     while rx.is_closed()
         && let Ok(batch) = rx.try_recv()
@@ -299,38 +298,10 @@ async fn work(
     }
 }
 
-/// Batches that an exporter gave up on: the first is told at once, then a line every ten seconds at
-/// most, so that a full disk is not filled with the news of it.
-struct Failures<'a> {
-    id: &'a str,
-    told: Option<Instant>,
-    dropped: u64,
-    windows: u64,
-    what: String,
-}
-
-impl<'a> Failures<'a> {
-    fn new(id: &'a str) -> Self {
-        Self { id, told: None, dropped: 0, windows: 0, what: String::new() }
-    }
-
-    fn add(&mut self, dropped: u64, what: String) {
-        (self.dropped, self.windows, self.what) = (self.dropped + dropped, self.windows + 1, what);
-        self.tell_if_due();
-    }
-
-    fn tell_if_due(&mut self) {
-        if self.told.is_none_or(|at| at.elapsed() >= FAILURES_EVERY) {
-            self.tell();
-        }
-    }
-
-    fn tell(&mut self) {
-        let (dropped, windows) = (self.dropped, self.windows);
-        if windows > 0 {
-            warn!(exporter = %self.id, dropped, windows, "{}", self.what);
-            (self.dropped, self.windows, self.told) = (0, 0, Some(Instant::now()));
-        }
+/// Tells of batches that an exporter gave up on.
+fn tell(id: &str, news: Option<News>) {
+    if let Some(News { amount, times, reason }) = news {
+        warn!(exporter = %id, dropped = amount, windows = times, "{reason}");
     }
 }
 
