@@ -343,9 +343,7 @@ impl Shared<'_> {
         }
         problems
     }
-}
 
-impl Shared<'_> {
     fn missing(&self) -> Vec<ConfigProblem> {
         let storage = self.queue.storage.as_deref().filter(|_| self.queue.enabled);
         let storage =
